@@ -1,0 +1,174 @@
+"""A collective call: ranks agree on it, it is one span, and it is recorded once (a template) and then by reference.
+
+    @collective("all_reduce", "ring")
+    def ring_all_reduce(comm, x, op="sum"): ...
+
+A call's messages may depend only on the algorithm, the group's size, the rank in it and the arguments; a call that
+breaks this (any-source receives, peers outside the group) is recorded flat.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from emu.comm.recording import relative, requests_in
+from emu.comm.wire import Call
+from emu.trace import COLLECTIVE, ROW, Template
+
+if TYPE_CHECKING:
+    from emu.comm.communicator import Comm
+
+SAMPLE_EVERY = 1024  # every so many calls, a template is recorded again and compared
+
+
+@dataclass(frozen=True)
+class Collective:
+    """An algorithm of a collective operation, and which of its array arguments all ranks must agree on."""
+
+    operation: str
+    algorithm: str
+    function: Callable[..., Any]
+    names: tuple[str, ...]  # its parameters after comm
+    defaults: Mapping[str, Any]
+    agree: tuple[str, ...] | None  # None: every array
+
+    @property
+    def label(self) -> str:
+        """Its name in traces: ring_all_reduce."""
+        return f"{self.algorithm}_{self.operation}" if self.algorithm else self.operation
+
+
+def collective(
+    operation: str, algorithm: str, agree: Sequence[str] | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Mark a function (comm, …) as an algorithm of a collective.
+
+    `agree` names the arguments that must have the same size and dtype on all ranks (None: every array);
+    arguments that are not arrays must be equal in any case.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        parameters = list(inspect.signature(function).parameters.values())[1:]
+        defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+        names = tuple(p.name for p in parameters)
+        agreed = tuple(agree) if agree is not None else None
+        spec = Collective(operation, algorithm, function, names, defaults, agreed)
+
+        @functools.wraps(function)
+        def call(comm: Any, *args: Any, **kwargs: Any) -> Any:
+            run = getattr(comm, "call", None)
+            return function(comm, *args, **kwargs) if run is None else run(spec, args, kwargs)
+
+        call.collective = spec  # type: ignore[attr-defined]
+        return call
+
+    return decorate
+
+
+def run_call(comm: Comm, spec: Collective, args: tuple, kwargs: dict) -> Any:
+    """Run one collective call on `comm`; a call inside another one is part of it."""
+    log = comm.log
+    if log.flag:
+        return spec.function(comm, *args, **kwargs)
+    terms, agreed, nbytes = _terms(spec, args, kwargs)
+    if comm.checks and comm.size > 1:
+        comm.wire.agree(Call(spec.label, agreed, call_site(), comm.calls_begun))
+    comm.calls_begun += 1
+    label = spec.label
+    if not comm.templates or label in log.tables.untemplated:
+        return _run_flat(comm, spec, args, kwargs)
+    key = (label, comm.size, comm.rank, terms)
+    number = log.tables.template_ids.get(key)
+    if number is None or (not comm.dry and comm.calls_begun % SAMPLE_EVERY == 0):
+        return _run_recording(comm, spec, args, kwargs, key, nbytes)
+    rows = log.tables.templates[number].rows
+    log.call(number, _group(comm), comm.context, nbytes)
+    if comm.dry:
+        log.posted[log.stream] += requests_in(rows)
+        return None
+    return _run_muted(comm, spec, args, kwargs)
+
+
+def _run_muted(comm: Comm, spec: Collective, args: tuple, kwargs: dict) -> Any:
+    log = comm.log
+    log.flag, log.muted = COLLECTIVE, True
+    try:
+        return spec.function(comm, *args, **kwargs)
+    finally:
+        log.flag, log.muted = 0, False
+
+
+def _run_flat(comm: Comm, spec: Collective, args: tuple, kwargs: dict) -> Any:
+    log = comm.log
+    log.begin(log.tables.label(spec.label), flag=COLLECTIVE, context=comm.context)
+    log.flag = COLLECTIVE
+    try:
+        return spec.function(comm, *args, **kwargs)
+    finally:
+        log.flag = 0
+        log.end()
+
+
+def _run_recording(comm: Comm, spec: Collective, args: tuple, kwargs: dict, key: Any, nbytes: int) -> Any:
+    """Run and record into a log of its own, then write it as a template and its call, or flat with the reason."""
+    log, outer = comm.log, comm.log.data
+    log.data, log.flag = bytearray(), COLLECTIVE
+    try:
+        result = spec.function(comm, *args, **kwargs)
+    finally:
+        inner, log.data, log.flag = log.data, outer, 0
+    rows = relative(np.frombuffer(bytes(inner), dtype=ROW), comm.group, comm.rank, log.stream)
+    known = log.tables.template_ids.get(key)
+    if not isinstance(rows, str) and known is not None:
+        if not np.array_equal(rows, log.tables.templates[known].rows):
+            rows = "two calls with equal arguments did different things"
+    if isinstance(rows, str):
+        log.tables.untemplated[spec.label] = rows
+        log.begin(log.tables.label(spec.label), flag=COLLECTIVE, context=comm.context)
+        log.data += inner
+        log.end()
+    else:
+        log.tables.label(spec.label)
+        number = log.tables.add_template(key, Template(spec.label, comm.size, rows))
+        log.call(number, _group(comm), comm.context, nbytes)
+    return result
+
+
+def _group(comm: Comm) -> int:
+    groups = comm.log.tables.groups
+    return groups.setdefault(comm.group, len(groups))
+
+
+def _terms(spec: Collective, args: tuple, kwargs: dict) -> tuple[Any, Any, int]:
+    """Return what a template depends on, what ranks must agree on, and the payload's bytes."""
+    terms, agreed, nbytes = [], [], 0
+    given = {**spec.defaults, **dict(zip(spec.names, args, strict=False)), **kwargs}
+    for name, value in given.items():
+        if hasattr(value, "nbytes") and hasattr(value, "dtype"):
+            told = f"{value.size} {value.dtype}"
+            nbytes = max(nbytes, value.nbytes)
+            terms.append((name, told))
+            if spec.agree is None or name in spec.agree:
+                agreed.append((name, told))
+        else:
+            value = tuple(value) if isinstance(value, (list, tuple)) else value
+            terms.append((name, value))
+            if spec.agree is None or name in spec.agree or not isinstance(value, tuple) and value is not None:
+                agreed.append((name, value))
+    return tuple(terms), tuple(agreed), nbytes
+
+
+def call_site() -> str:
+    """Return file:line of the nearest caller outside emu's own floors below the program."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("emu.comm", "emu.collectives")):
+        frame = frame.f_back
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

@@ -1,0 +1,217 @@
+"""Recording: one rank's log while its program runs, and the merging of logs into a Trace.
+
+An operation costs one `struct.pack` and one append to a bytearray; nothing is looked up, nothing allocated.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from emu.trace import ROW, ROW_FORMAT, Op, Template, Trace
+
+_pack = struct.Struct(ROW_FORMAT).pack
+_COMPUTE, _ELAPSED, _SEND, _RECV, _WAIT, _COPY, _RECORD, _AWAIT, _BEGIN, _END, _CALL, _SYNC = (int(op) for op in Op)
+
+
+@dataclass
+class Tables:
+    """What rows point into. Ranks that share a process share their tables."""
+
+    labels: dict[str, int] = field(default_factory=dict)
+    groups: dict[tuple[int, ...], int] = field(default_factory=dict)
+    templates: list[Template] = field(default_factory=list)
+    template_ids: dict[Any, int] = field(default_factory=dict)  # call signature -> template
+    template_contents: dict[tuple[str, int, bytes], int] = field(default_factory=dict)
+    untemplated: dict[str, str] = field(default_factory=dict)  # label -> why its calls are recorded flat
+    streams: dict[str, int] = field(default_factory=lambda: {"default": 0})
+
+    def label(self, name: str) -> int:
+        """Return the number of a label, new or known."""
+        return self.labels.setdefault(name, len(self.labels))
+
+    def add_template(self, signature: Any, template: Template) -> int:
+        """Return the template's number; equal contents are kept once."""
+        content = (template.name, template.group_size, template.rows.tobytes())
+        number = self.template_contents.get(content)
+        if number is None:
+            number = self.template_contents[content] = len(self.templates)
+            self.templates.append(template)
+        self.template_ids[signature] = number
+        return number
+
+
+class Log:
+    """One rank's rows, in program order. `stream` is where the next rows go.
+
+    `flag` is set on messages and costs while a collective runs. While a call that is known as a template
+    runs, the log is `muted`: bytes move, rows are not written again.
+    """
+
+    __slots__ = ("data", "rank", "tables", "stream", "flag", "muted", "posted", "events")
+
+    def __init__(self, rank: int, tables: Tables | None = None) -> None:
+        self.data = bytearray()
+        self.rank = rank
+        self.tables = tables if tables is not None else Tables()
+        self.stream = 0
+        self.flag = 0
+        self.muted = False
+        self.posted = [0] * 256  # requests made so far, a stream
+        self.events = 0
+
+    def send(self, peer: int, tag: int, context: int, nbytes: int) -> int:
+        """Record a send; return its request's number on the current stream."""
+        stream = self.stream
+        number = self.posted[stream]
+        self.posted[stream] = number + 1
+        if not self.muted:
+            self.data += _pack(_SEND, stream, self.flag, peer, tag, context, nbytes, 0.0)
+        return number
+
+    def recv(self, peer: int, tag: int, context: int, nbytes: int) -> int:
+        """Record a receive (`peer` may be ANY); return its request's number on the current stream."""
+        stream = self.stream
+        number = self.posted[stream]
+        self.posted[stream] = number + 1
+        if not self.muted:
+            self.data += _pack(_RECV, stream, self.flag, peer, tag, context, nbytes, 0.0)
+        return number
+
+    def wait(self, number: int, count: int = 1) -> None:
+        """Record that the current stream waits for `count` of its requests, the first being `number`."""
+        if not self.muted:
+            stream = self.stream
+            self.data += _pack(_WAIT, stream, 0, self.posted[stream] - number, count, 0, 0, 0.0)
+
+    def compute(self, dtype_code: int, label: int, nbytes: int, flops: float) -> None:
+        """Record a kernel: its FLOPs and the bytes of device memory that it touches."""
+        if not self.muted:
+            self.data += _pack(_COMPUTE, self.stream, self.flag, dtype_code, label, 0, nbytes, flops)
+
+    def elapsed(self, label: int, seconds: float) -> None:
+        """Record computation by its measured duration."""
+        if not self.muted:
+            self.data += _pack(_ELAPSED, self.stream, self.flag, 0, label, 0, 0, seconds)
+
+    def copy(self, direction: int, label: int, nbytes: int) -> None:
+        """Record a copy between host and device, or within the device."""
+        if not self.muted:
+            self.data += _pack(_COPY, self.stream, self.flag, direction, label, 0, nbytes, 0.0)
+
+    def record(self) -> int:
+        """Record an event on the current stream; return its ordinal."""
+        self.data += _pack(_RECORD, self.stream, 0, 0, 0, 0, 0, 0.0)
+        self.events += 1
+        return self.events - 1
+
+    def await_event(self, ordinal: int) -> None:
+        """Record that the current stream waits for an event of this rank."""
+        self.data += _pack(_AWAIT, self.stream, 0, self.events - ordinal, 0, 0, 0, 0.0)
+
+    def begin(self, label: int, index: int = -1, flag: int = 0, context: int = 0) -> None:
+        """Open a span on the current stream."""
+        if not self.muted:
+            self.data += _pack(_BEGIN, self.stream, flag, label, index, context, 0, 0.0)
+
+    def end(self) -> None:
+        """Close the span that was opened last on the current stream."""
+        if not self.muted:
+            self.data += _pack(_END, self.stream, 0, 0, 0, 0, 0, 0.0)
+
+    def call(self, template: int, group: int, context: int, nbytes: int) -> None:
+        """Record a collective by its template."""
+        self.data += _pack(_CALL, self.stream, 0, template, group, context, nbytes, 0.0)
+
+    def sync(self) -> None:
+        """Record that the rank's host waits for all of its streams."""
+        self.data += _pack(_SYNC, self.stream, 0, 0, 0, 0, 0, 0.0)
+
+    def rows(self) -> np.ndarray:
+        """Return the rows recorded so far, as a copy."""
+        return np.frombuffer(bytes(self.data), dtype=ROW)
+
+
+def requests_in(rows: np.ndarray) -> int:
+    """Return how many requests the rows make."""
+    return int(np.count_nonzero((rows["op"] == Op.SEND) | (rows["op"] == Op.RECV)))
+
+
+def relative(rows: np.ndarray, group: Sequence[int], mine: int, stream: int) -> np.ndarray | str:
+    """Return one call's rows with peers relative to position `mine` of `group`, or why that cannot be."""
+    op = rows["op"]
+    if (rows["stream"] != stream).any():
+        return "it uses several streams"
+    if (op == Op.RECORD).any() or (op == Op.AWAIT).any() or (op == Op.SYNC).any():
+        return "it uses events"
+    messages = (op == Op.SEND) | (op == Op.RECV)
+    peers = rows["a"][messages]
+    order = np.argsort(group)
+    world = np.asarray(group)[order]
+    found = np.searchsorted(world, peers).clip(max=len(group) - 1)
+    if (world[found] != peers).any():
+        return "it sends outside its group, or receives from any source"
+    rows = rows.copy()
+    rows["a"][messages] = (order[found] - mine) % len(group)
+    rows["c"][messages] = 0
+    rows["stream"] = 0
+    return rows
+
+
+def merge(logs: Sequence[tuple[bytes, Tables]], header: Mapping[str, Any]) -> Trace:
+    """Merge all ranks' logs, each with its own or a shared table, into one trace."""
+    whole = Tables()
+    mapped: dict[int, Callable[[np.ndarray], np.ndarray]] = {}
+    ranks = []
+    for data, tables in logs:
+        if id(tables) not in mapped:
+            mapped[id(tables)] = _into(whole, tables)
+        ranks.append(mapped[id(tables)](np.frombuffer(data, dtype=ROW)))
+    streams = max((list(tables.streams) for _, tables in logs), key=len, default=["default"])
+    notes = {label: why for _, tables in logs for label, why in tables.untemplated.items()}
+    return Trace(
+        header={**header, "streams": streams, "untemplated": notes},
+        labels=tuple(whole.labels),
+        ranks=tuple(ranks),
+        templates=tuple(whole.templates),
+        groups=tuple(whole.groups),
+    )
+
+
+def _into(whole: Tables, tables: Tables) -> Callable[[np.ndarray], np.ndarray]:
+    """Add one table to the whole; return what renumbers rows that point into it."""
+    labels = np.array([whole.label(name) for name in tables.labels], dtype=np.int32)
+    groups = np.array([whole.groups.setdefault(g, len(whole.groups)) for g in tables.groups], dtype=np.int32)
+    templates = np.array(
+        [
+            whole.add_template((id(tables), i), Template(t.name, t.group_size, _relabel(t.rows, labels)))
+            for i, t in enumerate(tables.templates)
+        ],
+        dtype=np.int32,
+    )
+
+    def renumber(rows: np.ndarray) -> np.ndarray:
+        rows = _relabel(rows, labels)
+        calls = rows["op"] == _CALL
+        if calls.any():
+            rows["a"][calls] = templates[rows["a"][calls]]
+            rows["b"][calls] = groups[rows["b"][calls]]
+        return rows
+
+    return renumber
+
+
+def _relabel(rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    rows = rows.copy()
+    op = rows["op"]
+    for column, where in (("b", (op <= _ELAPSED) | (op == _COPY)), ("a", op == _BEGIN)):
+        if where.any():
+            rows[column][where] = labels[rows[column][where]]
+    return rows
+
+
+__all__ = ["Log", "Tables", "merge", "relative", "requests_in"]
