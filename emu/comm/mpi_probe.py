@@ -20,9 +20,8 @@ _LIMIT_S = 40.0
 def run_probe(mpi: Mpi, environment: Mapping[str, str], python: str = sys.executable) -> dict[str, str]:
     """Start two ranks and return, by trial, "works" or what went wrong ("threads": the thread level)."""
     line = mpirun_line(mpi, 2, [python, "-c", _RANK])
-    job = subprocess.Popen(
-        line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=mpirun_environment(mpi, environment)
-    )
+    settings = mpirun_environment(mpi, environment)
+    job = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=settings)
     try:
         out, err = job.communicate(timeout=_LIMIT_S)
     except subprocess.TimeoutExpired:
@@ -63,8 +62,9 @@ def _attempt(trial: Callable[[Any, Any], str], mpi: Any, comm: Any) -> str:
 
 
 def _threads(mpi: Any, comm: Any) -> str:
-    levels = {mpi.THREAD_SINGLE: "single", mpi.THREAD_FUNNELED: "funneled", mpi.THREAD_SERIALIZED: "serialized"}
-    return levels.get(mpi.Query_thread(), "multiple")
+    levels = ("single", "funneled", "serialized", "multiple")
+    constants = (mpi.THREAD_SINGLE, mpi.THREAD_FUNNELED, mpi.THREAD_SERIALIZED, mpi.THREAD_MULTIPLE)
+    return levels[constants.index(mpi.Query_thread())]
 
 
 def _large_message(mpi: Any, comm: Any) -> str:
@@ -72,7 +72,7 @@ def _large_message(mpi: Any, comm: Any) -> str:
     mine, theirs = bytearray([comm.rank]) * (4 << 20), bytearray(4 << 20)
     other = 1 - comm.rank
     comm.Sendrecv(mine, other, 0, theirs, other, 0)
-    return "works" if theirs == bytearray([other]) * len(theirs) else "failed: the bytes that arrived are wrong"
+    return "works" if theirs == bytearray([other]) * len(theirs) else "failed: wrong bytes arrived"
 
 
 def _one_sided(mpi: Any, comm: Any) -> str:

@@ -1,4 +1,4 @@
-"""Write into a virtual environment what its own MPI needs, so that a plain `mpirun -n 4 emu train` works there.
+"""Write into a virtual environment what its own MPI needs, so that a plain `mpirun -n 4 emu train` works.
 
 Only an Open MPI wheel inside the environment is touched: a system's MPI belongs to its administrator, and
 MPICH needs nothing. Parameters go into Open MPI's own parameter files, where a user's environment and home
@@ -30,7 +30,7 @@ def fixable(mpi: Mpi, prefix: Path) -> bool:
 
 
 def write_settings(prefix: Path, single_copy: bool = True) -> list[Path]:
-    """Write the settings into the environment `prefix`, and return the files written. Calling again is safe."""
+    """Write the settings into the environment `prefix`; return the files. Calling again is safe."""
     openmpi = OPENMPI_SETTINGS if single_copy else OPENMPI_SETTINGS | NO_SINGLE_COPY
     return [
         _write_block(prefix / "etc" / "prte-mca-params.conf", PRTE_SETTINGS),

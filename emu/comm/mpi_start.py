@@ -63,7 +63,8 @@ def find_mpi(python: str = sys.executable, program: str = "running under mpirun"
     if "cannot load MPI library" in asked.stderr or "No module named 'mpi4py'" in asked.stderr:
         raise ConfigError(NO_MPI.format(program=program))
     if asked.returncode != 0:
-        raise ConfigError(f"MPI: mpi4py must load, got {asked.stderr.strip().splitlines()[-1:]}; reinstall mpi4py")
+        reason = asked.stderr.strip().rpartition("\n")[2]
+        raise ConfigError(f"MPI: mpi4py must load, got {reason}; reinstall mpi4py")
     answer = json.loads(asked.stdout)
     family = _family(answer["name"])
     library = answer["libraries"][0] if answer["libraries"] else ""
