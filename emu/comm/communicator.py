@@ -95,11 +95,18 @@ class Comm:
         """Send x and receive into `into` at the same time."""
         self.waitall((self.irecv(into, source, tag), self.isend(x, to, tag)))
 
-    def reduce(self, op: str, into: Any, received: Any) -> None:
-        """Set into = op(into, received) element by element; its cost is recorded."""
+    def reduce(self, op: str, into: Any, received: Any, received_first: bool = False) -> None:
+        """Set into = op(into, received) element by element; its cost is recorded.
+
+        `received_first` swaps the operands: two ranks that exchange their values get the same bits only if
+        both compute in one order (max of -0.0 and 0.0, the sum of two NaN).
+        """
         if not self.dry:
             function = OPERATIONS[op]
-            function(into, received, out=into)
+            if received_first:
+                function(received, into, out=into)
+            else:
+                function(into, received, out=into)
         self.log.compute(dtype_code(into), self.log.tables.label("reduce"), 3 * into.nbytes, float(into.size))
 
     def scale(self, x: Any, factor: float) -> None:
@@ -107,6 +114,15 @@ class Comm:
         if not self.dry:
             np.multiply(x, x.dtype.type(factor), out=x)
         self.log.compute(dtype_code(x), self.log.tables.label("scale"), 2 * x.nbytes, float(x.size))
+
+    def divide(self, x: Any, by: int) -> None:
+        """Divide x in place, integers rounding down; its cost is recorded."""
+        if not self.dry:
+            if x.dtype.kind in "iu":
+                x //= by
+            else:
+                x /= x.dtype.type(by)
+        self.log.compute(dtype_code(x), self.log.tables.label("divide"), 2 * x.nbytes, float(x.size))
 
     def copy(self, into: Any, x: Any) -> None:
         """Copy x into `into` on this device; its cost is recorded."""
