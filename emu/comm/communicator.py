@@ -93,7 +93,11 @@ class Comm:
 
     def sendrecv(self, x: Any, to: int, into: Any, source: int, tag: int = 0) -> None:
         """Send x and receive into `into` at the same time."""
-        self.waitall((self.irecv(into, source, tag), self.isend(x, to, tag)))
+        log = self.log
+        if not (x.flags.c_contiguous and into.flags.c_contiguous) and not self.dry:
+            _refuse_strides(into if x.flags.c_contiguous else x)
+        self.wire.sendrecv(x, to, into, source, tag, log.flag)
+        log.exchange(self.group[source], into.nbytes, self.group[to], x.nbytes, tag, self.context)
 
     def reduce(self, op: str, into: Any, received: Any, received_first: bool = False) -> None:
         """Set into = op(into, received) element by element; its cost is recorded.

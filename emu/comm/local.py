@@ -86,7 +86,7 @@ class World:
     def _describe(self) -> str:
         lines = [f"rank {rank} waits for {told()}" for rank, told in sorted(self.waiting.items())]
         shown = "; ".join(lines[:16]) + (f"; and {len(lines) - 16} more" if len(lines) > 16 else "")
-        return f"deadlock: every rank must be able to go on, got {shown}; post each receive before its send is waited for"
+        return f"deadlock: every rank must be able to go on, got {shown}; post receives before waiting for sends"
 
     @staticmethod
     def _end(coroutines: Sequence[greenlet.greenlet]) -> None:
@@ -131,7 +131,7 @@ class LocalWire:
         self.context = context
         self.round = 0
 
-    def isend(self, x: Any, to: int, tag: int, collective: bool) -> Message:
+    def isend(self, x: Any, to: int, tag: int, collective: int) -> Message:
         """Hand x over if it is asked for; otherwise keep it (a copy, if small)."""
         world = self.world
         message = Message(x, self.rank, to, tag, x.nbytes)
@@ -149,7 +149,7 @@ class LocalWire:
         world.sent.setdefault(key, deque()).append(message)
         return message
 
-    def irecv(self, x: Any, source: int, tag: int, collective: bool) -> Message:
+    def irecv(self, x: Any, source: int, tag: int, collective: int) -> Message:
         """Take a message that is there, or ask for it."""
         world = self.world
         receive = Message(x, source, self.rank, tag, x.nbytes)
@@ -170,6 +170,11 @@ class LocalWire:
             while not pending.done:
                 pending.waiter = greenlet.getcurrent()
                 self.world.block(lambda message=pending: self._told(message))
+
+    def sendrecv(self, x: Any, to: int, into: Any, source: int, tag: int, collective: int) -> None:
+        """Send and receive at the same time."""
+        receive = self.irecv(into, source, tag, collective)
+        self.wait((receive, self.isend(x, to, tag, collective)))
 
     def test(self, pending: Message) -> bool:
         """Tell whether one is done."""
@@ -233,16 +238,19 @@ class DryWire(LocalWire):
     _done = Message(None, 0, 0, 0, 0)
     _done.done = True
 
-    def isend(self, x: Any, to: int, tag: int, collective: bool) -> Message:
+    def isend(self, x: Any, to: int, tag: int, collective: int) -> Message:
         """Do nothing: there are no bytes."""
         return self._done
 
-    def irecv(self, x: Any, source: int, tag: int, collective: bool) -> Message:
+    def irecv(self, x: Any, source: int, tag: int, collective: int) -> Message:
         """Do nothing: there are no bytes."""
         return self._done
 
     def wait(self, pendings: Sequence[Message]) -> None:
         """Return at once."""
+
+    def sendrecv(self, x: Any, to: int, into: Any, source: int, tag: int, collective: int) -> None:
+        """Do nothing: there are no bytes."""
 
 
 class Round:

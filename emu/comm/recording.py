@@ -15,6 +15,7 @@ import numpy as np
 from emu.trace import ROW, ROW_FORMAT, Op, Template, Trace
 
 _pack = struct.Struct(ROW_FORMAT).pack
+_pack3 = struct.Struct("<" + 3 * ROW_FORMAT[1:]).pack
 _COMPUTE, _ELAPSED, _SEND, _RECV, _WAIT, _COPY, _RECORD, _AWAIT, _BEGIN, _END, _CALL, _SYNC = (int(op) for op in Op)
 
 
@@ -87,6 +88,18 @@ class Log:
         if not self.muted:
             stream = self.stream
             self.data += _pack(_WAIT, stream, 0, self.posted[stream] - number, count, 0, 0, 0.0)
+
+    def exchange(self, source: int, n_in: int, to: int, n_out: int, tag: int, context: int) -> None:
+        """Record a receive, a send and the wait for both, in one go."""
+        stream = self.stream
+        self.posted[stream] += 2
+        if not self.muted:
+            flag = self.flag
+            self.data += _pack3(
+                _RECV, stream, flag, source, tag, context, n_in, 0.0,
+                _SEND, stream, flag, to, tag, context, n_out, 0.0,
+                _WAIT, stream, 0, 2, 2, 0, 0, 0.0,
+            )  # fmt: skip
 
     def compute(self, dtype_code: int, label: int, nbytes: int, flops: float) -> None:
         """Record a kernel: its FLOPs and the bytes of device memory that it touches."""

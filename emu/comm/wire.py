@@ -27,14 +27,17 @@ class Wire(Protocol):
     rank: int
     size: int
 
-    def isend(self, x: Any, to: int, tag: int, collective: bool) -> Any:
+    def isend(self, x: Any, to: int, tag: int, collective: int) -> Any:
         """Start to send; the buffer must not change until the message is waited for."""
 
-    def irecv(self, x: Any, source: int, tag: int, collective: bool) -> Any:
+    def irecv(self, x: Any, source: int, tag: int, collective: int) -> Any:
         """Start to receive into x; source and tag may be ANY."""
 
     def wait(self, pendings: Sequence[Any]) -> None:
         """Return when all are done."""
+
+    def sendrecv(self, x: Any, to: int, into: Any, source: int, tag: int, collective: int) -> None:
+        """Send and receive at the same time."""
 
     def test(self, pending: Any) -> bool:
         """Tell whether one is done."""

@@ -1,0 +1,49 @@
+"""A deadline for every wait: a thread that looks now and then whether the rank still gets on.
+
+The wire only counts its waits and says what it waits for; that costs no system call. When the count has stood
+still for too long, the watch tells it once at a tenth of the deadline, and ends the job at the deadline.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+DEADLINE_S = 600.0
+
+
+class Watch:
+    """Watches one process. `count` and `waiting` are written by the wire."""
+
+    def __init__(self, deadline_s: float = DEADLINE_S) -> None:
+        self.count = 0
+        self.waiting: Any = None
+        self.deadline_s = deadline_s
+        self._thread: threading.Thread | None = None
+        self._stopped = threading.Event()
+
+    def start(self, warn: Callable[[float], None], expire: Callable[[float], None]) -> None:
+        """Begin to watch; warn(seconds) is called at a tenth of the deadline, expire(seconds) at it."""
+        self._thread = threading.Thread(target=self._look, args=(warn, expire), daemon=True, name="emu-watch")
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop watching."""
+        self._stopped.set()
+
+    def _look(self, warn: Callable[[float], None], expire: Callable[[float], None]) -> None:
+        seen, since, warned = -1, time.monotonic(), False
+        while not self._stopped.wait(min(1.0, self.deadline_s / 20)):
+            now = time.monotonic()
+            if self.waiting is None or self.count != seen:
+                seen, since, warned = self.count, now, False
+                continue
+            waited = now - since
+            if waited >= self.deadline_s:
+                expire(waited)
+                return
+            if waited >= self.deadline_s / 10 and not warned:
+                warned = True
+                warn(waited)

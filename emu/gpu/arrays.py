@@ -1,0 +1,135 @@
+"""Where an emulated GPU's arrays really live: host memory (numpy), a real GPU (cupy), or nowhere (dry)."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from emu.errors import ConfigError
+from emu.gpu.dry import DryArray
+
+DEVICES = ("numpy", "cupy")
+
+
+class Arrays(Protocol):
+    """Allocates arrays and copies between them and the host."""
+
+    xp: Any
+
+    def dtype(self, dtype: Any) -> np.dtype:
+        """Return the numpy dtype of a name."""
+
+    def empty(self, shape: Any, dtype: np.dtype) -> Any:
+        """Allocate, uninitialised."""
+
+    def to_device(self, array: Any, data: Any) -> None:
+        """Copy host data into an array."""
+
+    def to_host(self, array: Any) -> np.ndarray:
+        """Return a copy on the host."""
+
+    def ready(self) -> None:
+        """Return when all work on the device is done, so that its buffers may be sent."""
+
+
+def dtype_of(dtype: Any) -> np.dtype:
+    """Return the numpy dtype of a name, bfloat16 included. Raise ConfigError for an unknown one."""
+    if isinstance(dtype, np.dtype):
+        return dtype
+    if dtype == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    try:
+        return np.dtype(dtype)
+    except TypeError:
+        raise ConfigError(f"dtype: a numpy dtype or 'bfloat16' is expected, got {dtype!r}") from None
+
+
+class NumpyArrays:
+    """Arrays in host memory."""
+
+    xp = np
+    dtype = staticmethod(dtype_of)
+
+    def empty(self, shape: Any, dtype: np.dtype) -> np.ndarray:
+        """Allocate, uninitialised."""
+        return np.empty(shape, dtype)
+
+    def to_device(self, array: np.ndarray, data: Any) -> None:
+        """Copy host data into an array."""
+        array[...] = data
+
+    def to_host(self, array: np.ndarray) -> np.ndarray:
+        """Return a copy on the host."""
+        return array.copy()
+
+    def ready(self) -> None:
+        """Nothing runs behind the host's back."""
+
+
+class DryArrays:
+    """Arrays without bytes."""
+
+    xp = np
+    dtype = staticmethod(dtype_of)
+
+    def empty(self, shape: Any, dtype: np.dtype) -> DryArray:
+        """Make an array of a shape and dtype, without memory."""
+        return DryArray.of(shape, dtype)
+
+    def to_device(self, array: DryArray, data: Any) -> None:
+        """Nothing is copied."""
+
+    def to_host(self, array: DryArray) -> np.ndarray:
+        """Raise ConfigError: a dry array has no values."""
+        return array.item()
+
+    def ready(self) -> None:
+        """Nothing runs."""
+
+
+class CupyArrays:
+    """Arrays on a real GPU. Raise ConfigError where cupy or a GPU is missing."""
+
+    dtype = staticmethod(dtype_of)
+
+    def __init__(self) -> None:
+        try:
+            import cupy
+
+            found = cupy.cuda.runtime.getDeviceCount()
+        except Exception as error:
+            raise ConfigError(
+                f"device cupy: a GPU that cupy sees is expected, got {type(error).__name__}: {error}; "
+                "install emu[cupy] on a machine with a CUDA GPU, or use --device numpy"
+            ) from None
+        if not found:
+            raise ConfigError("device cupy: a GPU that cupy sees is expected, got none; use --device numpy")
+        self.xp = cupy
+
+    def empty(self, shape: Any, dtype: np.dtype) -> Any:
+        """Allocate, uninitialised."""
+        return self.xp.empty(shape, dtype)
+
+    def to_device(self, array: Any, data: Any) -> None:
+        """Copy host data into an array."""
+        array.set(np.ascontiguousarray(data, dtype=array.dtype))
+
+    def to_host(self, array: Any) -> np.ndarray:
+        """Return a copy on the host."""
+        return self.xp.asnumpy(array)
+
+    def ready(self) -> None:
+        """Return when all work on the device is done."""
+        self.xp.cuda.get_current_stream().synchronize()
+
+
+def arrays_of(device: str, dry: bool = False) -> Arrays:
+    """Return the arrays of a device by its name."""
+    if dry:
+        return DryArrays()
+    if device not in DEVICES:
+        raise ConfigError(f"device: one of {', '.join(DEVICES)} is expected, got {device!r}")
+    return NumpyArrays() if device == "numpy" else CupyArrays()

@@ -1,0 +1,244 @@
+"""Run a rank program: on MPI processes, as coroutines in this process, or dry; get its results and its trace.
+
+    run = emu.run(main, cluster="dgx-a100:2", ranks=16)
+    print(run.timeline.table())
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from emu.cluster import Cluster, load_cluster
+from emu.comm.local import World, world_comm
+from emu.comm.recording import Log, Tables, merge
+from emu.errors import ConfigError, EmuError
+from emu.gpu.arrays import arrays_of
+from emu.gpu.device import Gpu
+from emu.gpu.memory import Memory
+from emu.trace import Trace
+
+if TYPE_CHECKING:
+    from emu.comm.mpi import MpiWorld
+    from emu.timeline import Timeline
+
+WAYS = ("auto", "mpi", "local", "dry")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A program that has run: what each rank returned (under MPI: this rank's alone), its trace, its cluster."""
+
+    results: list[Any]
+    trace: Trace
+    cluster: Cluster
+    profile: str
+    memory: tuple[Memory, ...] = field(repr=False, default=())
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The trace's times on the cluster."""
+        return replay(self.trace, self.cluster, profile=self.profile)
+
+
+def run(
+    main: Callable[[Gpu], Any],
+    cluster: str | Cluster,
+    ranks: int | None = None,
+    *,
+    way: str = "auto",
+    device: str = "numpy",
+    profile: str = "ideal",
+    **settings: str,
+) -> Run:
+    """Run main(gpu) on every rank of a cluster.
+
+    `ranks` defaults to the cluster's GPUs (under MPI: to the job's processes). `way` is "local" (coroutines in this
+    process), "dry" (the same without bytes), "mpi", or "auto": MPI where an mpirun started this process, else local.
+    Settings change the cluster, as `nic="100 Gb/s"`. An error of one rank ends all.
+    """
+    if way not in WAYS:
+        raise ConfigError(f"way: one of {', '.join(WAYS)} is expected, got {way!r}")
+    if way == "mpi" or (way == "auto" and _started_by_mpirun()):
+        return _run_mpi(main, cluster, ranks, device, profile, settings)
+    made = _cluster(cluster, settings, ranks)
+    results, trace, memory = run_here(main, made, ranks or made.size, dry=way == "dry", device=device, profile=profile)
+    return Run(results, trace, made, profile, tuple(memory))
+
+
+def replay(trace: Trace, cluster: str | Cluster, *, profile: str = "ideal", detail: str = "flows", **settings: str) -> Timeline:
+    """Return a trace's times on a cluster; nothing is run."""
+    from emu.engine import resolve
+    from emu.timeline import Timeline
+
+    made = _cluster(cluster, settings, trace.world_size)
+    return Timeline(resolve(trace, made, profile=profile, detail=detail), trace, made)
+
+
+def run_here(
+    main: Callable[[Gpu], Any],
+    cluster: Cluster,
+    ranks: int,
+    *,
+    dry: bool = False,
+    device: str = "numpy",
+    profile: str = "ideal",
+    program: Mapping[str, Any] | None = None,
+) -> tuple[list[Any], Trace, list[Memory]]:
+    """Run main(gpu) on `ranks` coroutines of this process; return results, trace, and each GPU's memory."""
+    world, tables = World(ranks, dry), Tables()
+    logs = [Log(rank, tables) for rank in range(ranks)]
+    decisions: dict[str, Any] = {}
+    arrays = arrays_of(device, dry)
+    gpus = [Gpu(world_comm(world, log), arrays, _memory(cluster, log.rank), decisions) for log in logs]
+
+    def trace() -> Trace:
+        return merge([(bytes(log.data), tables) for log in logs], _header(cluster, decisions, program))
+
+    clock = _Clock(trace, cluster, profile)
+    for gpu in gpus:
+        gpu._host = lambda gpu: clock.time_s(gpu, bool(gpu.comm.wire.exchange(None)))
+    results = world.run(lambda rank: main(gpus[rank]))
+    return results, trace(), [gpu.memory for gpu in gpus]
+
+
+class _Clock:
+    """Resolves the time so far, once for all ranks that synchronise together."""
+
+    def __init__(self, trace: Callable[[], Trace], cluster: Cluster, profile: str) -> None:
+        self.trace, self.cluster, self.profile = trace, cluster, profile
+        self.asked: dict[int, int] = {}
+        self.times: list[Any] = []
+
+    def time_s(self, gpu: Gpu, _: bool) -> float:
+        """Return the emulated time at which this rank's streams are all done."""
+        turn = self.asked[gpu.rank] = self.asked.get(gpu.rank, 0) + 1
+        while len(self.times) < turn:
+            from emu.engine import resolve
+
+            raw = resolve(self.trace(), self.cluster, profile=self.profile, detail="totals")
+            self.times.append(raw.rank_end_s)
+        return float(self.times[turn - 1][gpu.rank])
+
+
+def mpi_gpu(world: MpiWorld, cluster: Cluster, device: str = "numpy") -> Gpu:
+    """Return this process's GPU, which records and sends over MPI."""
+    from emu.comm.communicator import Comm
+
+    log = Log(world.rank)
+    return Gpu(Comm(world.wire, log, range(world.size)), arrays_of(device), _memory(cluster, world.rank))
+
+
+def mpi_trace(
+    world: MpiWorld, gpu: Gpu, cluster: Cluster, program: Mapping[str, Any] | None = None
+) -> Trace | None:
+    """Bring all ranks' logs together: the trace on rank 0, None elsewhere."""
+    logs = world.gather_logs(bytes(gpu.comm.log.data), gpu.comm.log.tables)
+    return merge(logs, _header(cluster, gpu.decisions, program)) if logs is not None else None
+
+
+def _run_mpi(
+    main: Callable[[Gpu], Any], spec: str | Cluster, ranks: int | None, device: str, profile: str, settings: Any
+) -> Run:
+    from emu.comm.mpi import MpiWorld
+
+    world = MpiWorld()
+    try:
+        if ranks is not None and ranks != world.size:
+            raise ConfigError(f"ranks: as many as mpirun started ({world.size}) are expected, got {ranks}")
+        cluster = _cluster(spec, settings, world.size)
+        gpu = mpi_gpu(world, cluster, device)
+        clock = _MpiClock(world, gpu, cluster, profile)
+        gpu._host = lambda gpu: clock.time_s()
+        watch(world, gpu.comm.log)
+        result = main(gpu)
+        trace = world.tell(mpi_trace(world, gpu, cluster))
+    except BaseException as error:
+        end_job(world, error)
+        raise
+    finally:
+        world.watch.stop()
+    return Run([result], trace, cluster, profile, (gpu.memory,))
+
+
+class _MpiClock:
+    """Resolves the time so far on rank 0 and tells every rank its own."""
+
+    def __init__(self, world: MpiWorld, gpu: Gpu, cluster: Cluster, profile: str) -> None:
+        self.world, self.gpu, self.cluster, self.profile = world, gpu, cluster, profile
+
+    def time_s(self) -> float:
+        """Return the emulated time at which this rank's streams are all done. Collective."""
+        from emu.engine import resolve
+
+        trace = mpi_trace(self.world, self.gpu, self.cluster)
+        times = None
+        if trace is not None:
+            times = resolve(trace, self.cluster, profile=self.profile, detail="totals").rank_end_s
+        return float(self.world.tell(times)[self.world.rank])
+
+
+def watch(world: MpiWorld, log: Log) -> None:
+    """Give every wait of this process its deadline."""
+
+    def told(seconds: float) -> str:
+        rows = log.rows()[-5:]
+        last = ", ".join(_row_text(row) for row in rows) or "nothing yet"
+        return f"emu: rank {world.rank} has waited {seconds:.0f} s; its last operations: {last}"
+
+    def warn(seconds: float) -> None:
+        print(f"{told(seconds)}; it gives up at {world.watch.deadline_s:.0f} s", file=sys.stderr, flush=True)
+
+    def expire(seconds: float) -> None:
+        print(f"{told(seconds)}; the deadline has passed, the job ends", file=sys.stderr, flush=True)
+        time.sleep(1.0)  # lets the other ranks tell theirs
+        world.abort(3)
+
+    world.watch.start(warn, expire)
+
+
+def _row_text(row: Any) -> str:
+    from emu.trace import Op
+
+    op = Op(int(row["op"]))
+    if op in (Op.SEND, Op.RECV):
+        return f"{op.name.lower()} {'to' if op == Op.SEND else 'from'} rank {row['a']} of {row['n']} bytes"
+    return op.name.lower()
+
+
+def end_job(world: MpiWorld, error: BaseException) -> None:
+    """End the whole job for one rank's error, told once: by the lowest rank that meets it."""
+    if world.size == 1:
+        return
+    if isinstance(error, EmuError):
+        # All ranks may have met the same error; the lowest one's words end the job for all.
+        time.sleep(0.5 * min(world.rank, 4))
+        text = f"emu: {error}"
+    else:
+        text = f"emu: rank {world.rank} raised:\n" + "".join(traceback.format_exception(error))
+    print(text, file=sys.stderr, flush=True)
+    world.abort(2 if isinstance(error, EmuError) else 1)
+
+
+def _cluster(spec: str | Cluster, settings: Mapping[str, str], ranks: int | None) -> Cluster:
+    return spec if isinstance(spec, Cluster) else load_cluster(spec, settings, ranks)
+
+
+def _memory(cluster: Cluster, rank: int) -> Memory:
+    gpu = cluster.gpu(rank)
+    return Memory(gpu.memory_bytes, f"rank {rank} ({gpu.name})")
+
+
+def _header(cluster: Cluster, decisions: Mapping[str, Any], program: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {"cluster": cluster.name, "decisions": dict(decisions), "marks": {}, "program": dict(program or {})}
+
+
+def _started_by_mpirun() -> bool:
+    from emu.comm.mpi_start import started_by_mpirun
+
+    return started_by_mpirun()
