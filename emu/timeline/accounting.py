@@ -1,0 +1,247 @@
+"""The accounting of a step, seen from a rank's default stream; its parts sum to the step exactly.
+
+While the default stream runs a kernel the time is computation (the launch before it: launch gap), while it
+runs a copy, copies. While it is blocked, the time belongs to what the stream that it waits for does: a
+collective or message whose other ranks have not all come is waiting for slower ranks, after that it is
+exposed communication of the slowest link class on its ways; kernels and copies of that other stream are
+computation and copies. What waits inside a span called `pipeline …` for a message that its peer has not
+posted yet is the pipeline's bubble, as is a rank's idle time in such a step. The rest is idle.
+
+Why the sum is exact: inside a step every boundary is taken relative to the step's start and rounded to the
+last bit of the step's length, a power of two. Parts are then whole multiples of that bit below 2^53, so any
+float sum of them, in any order, is exact, and neighbours that share a boundary leave nothing out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from emu.timeline.meetings import Meetings
+from emu.timeline.tiling import (
+    CAUSES,
+    GAP,
+    LINK_CLASSES,
+    Cause,
+    Pieces,
+    Tiling,
+    clip,
+    follow,
+    join,
+    tile,
+)
+from emu.timeline.views import RankView, StreamView
+from emu.trace import Op
+
+PART_NAMES = {
+    "compute_s": Cause.COMPUTE,
+    "launch_gap_s": Cause.LAUNCH,
+    "copy_s": Cause.COPY,
+    "exposed_communication_s": Cause.EXPOSED,
+    "straggler_wait_s": Cause.STRAGGLER,
+    "stall_s": Cause.STALL,
+    "bubble_s": Cause.BUBBLE,
+    "idle_s": Cause.IDLE,
+}
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The steps of a timeline: `[start_s[k], end_s[k]]`, the same for all ranks, and each step's index."""
+
+    start_s: np.ndarray
+    end_s: np.ndarray
+    index: np.ndarray
+    whole_run: bool = False
+
+    @property
+    def length_s(self) -> np.ndarray:
+        """Length of each step."""
+        return self.end_s - self.start_s
+
+
+def windows(views: list[RankView], end_s: float) -> Windows:
+    """Find the steps: step k ends when its last rank ends it, and starts when the one before has ended.
+
+    Time between two steps, when no rank has begun the next, is in neither. A trace without step spans is one
+    step from 0 to its end.
+    """
+    steps = [view.steps for view in views]
+    if not any(len(s) for s in steps):
+        return Windows(np.zeros(1), np.array([end_s]), np.array([-1]), whole_run=True)
+    unique = all((np.diff(s["index"]) > 0).all() and (s["index"] >= 0).all() for s in steps)
+    numbers = np.concatenate([s["index"] if unique else np.arange(len(s)) for s in steps])
+    every = np.concatenate(steps)
+    index, where = np.unique(numbers, return_inverse=True)
+    begin, end = np.full(len(index), np.inf), np.zeros(len(index))
+    np.minimum.at(begin, where, every["start_s"])
+    np.maximum.at(end, where, every["end_s"])
+    end = np.maximum.accumulate(end)
+    start = np.maximum(begin, np.append(0.0, end[:-1]))
+    return Windows(np.minimum(start, end), end, index)
+
+
+def account(
+    view: RankView,
+    meetings: Mapping[int, Meetings],
+    steps: Windows,
+    stalls: np.ndarray | None = None,
+    pipeline_labels: np.ndarray | None = None,
+) -> np.ndarray:
+    """Return seconds by (step, cause) of one rank; each row sums to the step's length exactly.
+
+    `stalls` are intervals (start_s, end_s), sorted and disjoint, in which the rank's messages stood still.
+    """
+    horizon_s = float(steps.end_s[-1])
+    if len(view.spans):
+        horizon_s = max(horizon_s, float(view.spans["end_s"].max()))
+    pipelines = _pipelines(view, pipeline_labels)
+    pieces = default_pieces(view, meetings, horizon_s, pipelines)
+    if stalls is not None and len(stalls):
+        pieces = _mark(pieces, stalls, pieces.causes >= Cause.EXPOSED, Cause.STALL)
+    spent = spend(pieces, steps)
+    if len(pipelines):
+        piped = np.zeros(len(steps.start_s), dtype=bool)
+        for start, end in pipelines:
+            piped |= (start < steps.end_s) & (end > steps.start_s)
+        spent[piped, Cause.BUBBLE] += spent[piped, Cause.IDLE]
+        spent[piped, Cause.IDLE] = 0.0
+    return spent
+
+
+def default_pieces(
+    view: RankView, meetings: Mapping[int, Meetings], horizon_s: float, pipelines: np.ndarray
+) -> Pieces:
+    """Return what the default stream's time went to, from 0 to the horizon, in any order."""
+    tilings = {
+        number: stream_tiling(view, stream, meetings[number], horizon_s, pipelines)
+        for number, stream in view.streams.items()
+    }
+    default = tilings.pop(0, None)
+    if default is None:
+        default = Tiling(np.array([0.0, horizon_s]), np.array([GAP]))
+    pieces = Pieces(default.starts, default.ends, _gaps_follow(default, tilings))
+    for _ in range(len(tilings) + 1):
+        unknown = pieces.causes < 0
+        if not unknown.any():
+            break
+        parts = [pieces.where(~unknown)]
+        for code in np.unique(pieces.causes[unknown]).tolist():
+            waiting = pieces.where(pieces.causes == code)
+            other = tilings.get(-2 - code)
+            if other is None:
+                parts.append(Pieces(waiting.starts, waiting.ends, np.full(len(waiting.starts), Cause.IDLE)))
+            else:
+                order = np.argsort(waiting.starts, kind="stable")
+                parts.append(clip(other, waiting.starts[order], waiting.ends[order])[0])
+        pieces = join(parts)
+    return Pieces(pieces.starts, pieces.ends, np.where(pieces.causes < 0, Cause.IDLE, pieces.causes))
+
+
+def stream_tiling(
+    view: RankView, stream: StreamView, met: Meetings, horizon_s: float, pipelines: np.ndarray
+) -> Tiling:
+    """Return what one stream does from 0 to the horizon."""
+    spans = view.spans[stream.items]
+    starts, ends, op = spans["start_s"], spans["end_s"], spans["op"]
+    meeting = stream.whole | (op == Op.WAIT)
+    middles = np.clip(np.where(meeting, met.met_s, starts), starts, ends)
+    first = np.full(len(spans), Cause.STRAGGLER, dtype=np.int32)
+    second = np.full(len(spans), Cause.IDLE, dtype=np.int32)
+    second[meeting] = Cause.EXPOSED + met.link_class[meeting]
+    for begin, end in pipelines:
+        first[(op == Op.WAIT) & (starts >= begin) & (ends <= end)] = Cause.BUBBLE
+    kernels = (op == Op.COMPUTE) | (op == Op.ELAPSED)
+    middles[kernels] = np.minimum(starts[kernels] + spans["launch_s"][kernels], ends[kernels])
+    first[kernels], second[kernels] = Cause.LAUNCH, Cause.COMPUTE
+    second[op == Op.COPY] = Cause.COPY
+    awaits = op == Op.AWAIT
+    if awaits.any():
+        second[awaits] = follow(_awaited_streams(view, spans["row"][awaits]))
+    return tile(starts, middles, ends, first, second, horizon_s)
+
+
+def _awaited_streams(view: RankView, rows: np.ndarray) -> np.ndarray:
+    """Return the stream on which the event of each AWAIT row was recorded."""
+    records = np.flatnonzero(view.rows["op"] == Op.RECORD)
+    event = np.searchsorted(records, rows) - view.rows["a"][rows]
+    return view.rows["stream"][records[event]].astype(np.int32)
+
+
+def _gaps_follow(default: Tiling, others: Mapping[int, Tiling]) -> np.ndarray:
+    """Let each gap of the default stream follow the stream that works until its end: SYNC waited for that."""
+    causes = default.causes.copy()
+    gaps = np.flatnonzero(causes == GAP)
+    starts, ends = default.starts[gaps], default.ends[gaps]
+    latest, target = starts.copy(), np.full(len(gaps), GAP)
+    for number, other in others.items():
+        busy = other.causes != GAP
+        begun = np.searchsorted(other.starts[busy], ends, side="left") - 1
+        until = np.minimum(np.append(other.ends[busy], -np.inf)[begun], ends)
+        later = (begun >= 0) & (until > latest)
+        latest[later], target[later] = until[later], follow(number)
+    causes[gaps] = np.where(target == GAP, Cause.IDLE, target)
+    return causes
+
+
+def _pipelines(view: RankView, labels: np.ndarray | None) -> np.ndarray:
+    """Return the intervals of the rank's pipeline spans."""
+    if labels is None or not len(labels):
+        return np.empty((0, 2))
+    spans = view.spans[(view.spans["op"] == Op.BEGIN) & np.isin(view.spans["label"], labels)]
+    return np.unique(np.stack([spans["start_s"], spans["end_s"]], axis=1), axis=0)
+
+
+def _mark(pieces: Pieces, intervals: np.ndarray, where: np.ndarray, cause: int) -> Pieces:
+    """Give `cause` to the parts of the pieces under `where` that lie in the intervals."""
+    chosen = pieces.where(where)
+    n = len(intervals)
+    inside = tile(intervals[:, 0], intervals[:, 0], intervals[:, 1], np.zeros(n), np.full(n, cause), np.inf)
+    order = np.argsort(chosen.starts, kind="stable")
+    cut, owner = clip(inside, chosen.starts[order], chosen.ends[order])
+    causes = np.where(cut.causes == cause, cause, chosen.causes[order][owner])
+    return join([pieces.where(~where), Pieces(cut.starts, cut.ends, causes)])
+
+
+def spend(pieces: Pieces, steps: Windows) -> np.ndarray:
+    """Return seconds by (step, cause) of disjoint pieces; what lies outside of the steps is left out."""
+    count = len(steps.start_s)
+    n = count * CAUSES
+    tiling = tile(
+        steps.start_s, steps.start_s, steps.end_s, np.zeros(count), np.arange(count),
+        max(float(steps.end_s[-1]), float(pieces.ends.max(initial=0.0))),
+    )  # fmt: skip
+    order = np.argsort(pieces.starts, kind="stable")
+    cut, owner = clip(tiling, pieces.starts[order], pieces.ends[order])
+    kept = cut.causes >= 0
+    step, cause = cut.causes[kept], pieces.causes[order][owner][kept]
+    bit = np.spacing(steps.length_s)
+    ticks = _ticks(cut.ends[kept], step, steps, bit) - _ticks(cut.starts[kept], step, steps, bit)
+    spent = np.bincount(step * CAUSES + cause, weights=ticks, minlength=n).reshape(count, CAUSES)
+    return spent * bit[:, None]
+
+
+def _ticks(at: np.ndarray, step: np.ndarray, steps: Windows, bit: np.ndarray) -> np.ndarray:
+    """Return times relative to their step's start, in its last bits, as whole numbers."""
+    return np.rint((at - steps.start_s[step]) / bit[step])
+
+
+def parts(spent: np.ndarray) -> dict:
+    """Name the seconds of one row: `time_s` and the parts that sum to it."""
+    by_link = {name: float(spent[Cause.EXPOSED + k]) for k, name in enumerate(LINK_CLASSES)}
+    named = {name: float(spent[cause]) for name, cause in PART_NAMES.items()}
+    named["exposed_communication_s"] = float(sum(by_link.values()))
+    shown = {name: value for name, value in by_link.items() if name != "other" or value}
+    return {"time_s": float(sum(named.values())), **named, "exposed_by_link": shown}
+
+
+def mean(spent: np.ndarray) -> np.ndarray:
+    """Return the mean over the first axis, rounded so that float sums of its parts stay exact."""
+    average = spent.mean(axis=0)
+    total = float(average.sum())
+    if total == 0.0:
+        return average
+    bit = 4 * np.spacing(total)
+    return np.rint(average / bit) * bit

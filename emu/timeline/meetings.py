@@ -1,0 +1,199 @@
+"""Who waited for whom: when the last rank came to each collective, and when a message's other side was posted.
+
+Before that moment a wait is a wait for a slower rank; after it, the links are at work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from emu.timeline.messages import Messages
+from emu.timeline.routes import NOWHERE, Ways
+from emu.timeline.views import RankView
+from emu.trace import Op, Trace
+
+NEVER = -np.inf  # nobody else had to come
+
+
+@dataclass(frozen=True)
+class Meetings:
+    """For each item of a stream: when the last one that it needs came, who that was, and over which way.
+
+    `own_s` is when this rank did its own part of it: entered the collective, or posted the message.
+    """
+
+    met_s: np.ndarray
+    rank: np.ndarray
+    stream: np.ndarray
+    own_s: np.ndarray
+    way: np.ndarray
+    link_class: np.ndarray
+
+
+def meet(views: list[RankView], trace: Trace, ways: Ways) -> list[dict[int, Meetings]]:
+    """Return the meetings of every rank's streams."""
+    meetings = [{s: _none(len(sv.items)) for s, sv in view.streams.items()} for view in views]
+    _collectives(views, trace, ways, meetings)
+    _waits(views, Messages(trace, views), ways, meetings)
+    classes = np.array([way.link_class for way in ways.known])
+    for of_rank in meetings:
+        for one in of_rank.values():
+            one.link_class[:] = classes[one.way]
+    return meetings
+
+
+def _none(n: int) -> Meetings:
+    rank, stream, way = np.full(n, -1), np.full(n, -1), np.full(n, NOWHERE)
+    return Meetings(np.full(n, NEVER), rank, stream, np.full(n, NEVER), way, np.zeros(n, dtype=np.int32))
+
+
+def _collectives(
+    views: list[RankView], trace: Trace, ways: Ways, meetings: list[dict[int, Meetings]]
+) -> None:
+    parties = _Parties(trace)
+    calls, places = [], []
+    for view in views:
+        row_ways = ways.of_rows(view.rank, view.rows)
+        for number, stream in view.streams.items():
+            at = np.flatnonzero(stream.whole)
+            if not len(at):
+                continue
+            spans = view.spans[stream.items[at]]
+            contexts = spans["context"]
+            party = parties.of(view, stream.items[at], stream.end_rows[at])
+            way = _slowest_within(ways, row_ways, spans["row"], stream.end_rows[at])
+            n = len(at)
+            columns = (np.full(n, number), contexts, party, _ordinals(contexts), spans["start_s"], way)
+            calls.append(np.stack([np.asarray(c, dtype=np.float64) for c in columns]))
+            places.append((view.rank, number, at))
+    if not calls:
+        return
+    number, context, party, ordinal, start, way = np.concatenate(calls, axis=1)
+    party = np.array([parties.root(int(c), int(p)) for c, p in _pairs(context, party)])
+    rank = np.repeat([r for r, _, _ in places], [len(at) for _, _, at in places])
+    # Members of one call stand together, the last arrival at the end of each run.
+    order = np.lexsort((rank, start, ordinal, party, context, number))
+    keys = np.stack([number, context, party, ordinal])[:, order]
+    first = np.flatnonzero(np.append(True, (np.diff(keys) != 0).any(axis=0)))
+    sizes = np.diff(np.append(first, len(order)))
+    last = order[first + sizes - 1]
+    slowest = _minimum(ways, way.astype(np.int64)[order], first)
+    values = np.empty((4, len(order)))
+    values[:, order] = np.repeat(np.stack([start[last], rank[last], number[last], slowest]), sizes, axis=1)
+    begin = 0
+    for r, s, at in places:
+        met, who, stream_number, by = values[:, begin : begin + len(at)]
+        mine = meetings[r][s]
+        mine.met_s[at], mine.rank[at], mine.stream[at], mine.way[at] = met, who, stream_number, by
+        mine.own_s[at] = start[begin : begin + len(at)]
+        begin += len(at)
+
+
+def _pairs(context: np.ndarray, party: np.ndarray) -> list[tuple[float, float]]:
+    return list(zip(context.tolist(), party.tolist(), strict=True))
+
+
+def _ordinals(keys: np.ndarray) -> np.ndarray:
+    """Number equal keys from 0, in order."""
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    first = np.append(True, ordered[1:] != ordered[:-1])
+    starts = np.maximum.accumulate(np.where(first, np.arange(len(keys)), 0))
+    ordinals = np.empty(len(keys), dtype=np.int64)
+    ordinals[order] = np.arange(len(keys)) - starts
+    return ordinals
+
+
+def _slowest_within(ways: Ways, row_ways: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
+    """Return the slowest way among the rows of each collective."""
+    rows = np.flatnonzero(row_ways != NOWHERE)
+    lo, hi = np.searchsorted(rows, first), np.searchsorted(rows, last, side="right")
+    found = np.full(len(first), NOWHERE)
+    busy = hi > lo
+    if busy.any():
+        # Rows between two collectives fall into every other range, which is thrown away.
+        cuts = np.stack([lo[busy], hi[busy]], axis=1).ravel()
+        padded = np.append(row_ways[rows], NOWHERE)
+        found[busy] = _minimum(ways, padded, cuts)[::2]
+    return found
+
+
+def _minimum(ways: Ways, numbers: np.ndarray, cuts: np.ndarray) -> np.ndarray:
+    """Return the slowest way from each cut to the next."""
+    by_speed = np.array(sorted(range(len(ways.known)), key=ways.order))
+    place = np.empty(len(by_speed), dtype=np.int64)
+    place[by_speed] = np.arange(len(by_speed))
+    return by_speed[np.minimum.reduceat(place[numbers], cuts)]
+
+
+class _Parties:
+    """Which ranks meet in a context: disjoint groups may bear the same context number."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._parent: dict[tuple[int, int], tuple[int, int]] = {}
+
+    def of(self, view: RankView, items: np.ndarray, end_rows: np.ndarray) -> np.ndarray:
+        """Return this rank for each collective, after joining it with those it meets there."""
+        spans = view.spans[items]
+        _, some = np.unique(np.stack([spans["context"], spans["op"]]), axis=1, return_index=True)
+        for i in some.tolist():
+            context, row = int(spans["context"][i]), int(spans["row"][i])
+            if spans["op"][i] == Op.CALL:
+                peers = [self._trace.groups[int(view.rows["b"][row])][0]]
+            else:
+                rows = view.rows[row : int(end_rows[i]) + 1]
+                messages = ((rows["op"] == Op.SEND) | (rows["op"] == Op.RECV)) & (rows["a"] >= 0)
+                peers = np.unique(rows["a"][messages]).tolist()
+            for peer in peers:
+                self._join((context, view.rank), (context, peer))
+        return np.full(len(items), view.rank)
+
+    def root(self, context: int, rank: int) -> int:
+        """Return the rank that stands for the party of `rank` in `context`."""
+        return self._find((context, rank))[1]
+
+    def _find(self, who: tuple[int, int]) -> tuple[int, int]:
+        path = []
+        while (parent := self._parent.get(who, who)) != who:
+            path.append(who)
+            who = parent
+        for node in path:
+            self._parent[node] = who
+        return who
+
+    def _join(self, a: tuple[int, int], b: tuple[int, int]) -> None:
+        low, high = sorted((self._find(a), self._find(b)))
+        self._parent[high] = low
+
+
+def _waits(
+    views: list[RankView], messages: Messages, ways: Ways, meetings: list[dict[int, Meetings]]
+) -> None:
+    for view in views:
+        for number, stream in view.streams.items():
+            op = view.spans["op"][stream.items]
+            at = np.flatnonzero((op == Op.WAIT) & ~stream.whole)
+            if not len(at):
+                continue
+            spans = view.spans[stream.items[at]]
+            wait, message = messages.waited(view.rank, number, spans["row"])
+            if not len(wait):
+                continue
+            partner = messages.partner[message]
+            came = np.where(partner >= 0, messages.posted_s[partner], np.inf)
+            # An eager send is over before its receiver comes: it cannot have been what was waited for.
+            early = (partner >= 0) & (came > spans["end_s"][wait])
+            came = np.where(early, NEVER, came)
+            order = np.lexsort((came, wait))
+            last = order[np.flatnonzero(np.append(np.diff(wait[order]) != 0, True))]
+            mine, where = meetings[view.rank][number], at[wait[last]]
+            mine.met_s[where], mine.own_s[where] = came[last], messages.posted_s[message[last]]
+            known = partner[last]
+            mine.rank[where] = np.where(known >= 0, messages.rank[known], -1)
+            mine.stream[where] = np.where(known >= 0, messages.stream[known], -1)
+            used = np.array([messages.way(ways, m) for m in message.tolist()])
+            first = np.flatnonzero(np.append(True, np.diff(wait) != 0))
+            mine.way[where] = _minimum(ways, used, first)
