@@ -1,0 +1,5 @@
+"""`python -m emu` is `emu`."""
+
+from emu.cli.main import main
+
+main()

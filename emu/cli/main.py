@@ -1,0 +1,88 @@
+"""The `emu` command: one module a subcommand, imported when it is called.
+
+Errors that the user can mend are one line and exit status 2; under mpirun they end the job on every rank.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+import click
+
+from emu.errors import EmuError
+
+COMMANDS = {
+    "train": ("emu.cli.train", "Train a model on emulated GPUs; see where each step goes."),
+    "run": ("emu.cli.run", "Run an mpi4py program under emulation."),
+    "replay": ("emu.cli.replay", "Time a saved trace on another cluster."),
+    "sweep": ("emu.cli.sweep", "Time one trace on many clusters."),
+    "show": ("emu.cli.show", "Show the catalogue, or draw a cluster."),
+    "bench": ("emu.cli.bench", "Measure a collective, with nccl-tests' flags and columns."),
+    "verify": ("emu.cli.verify", "Check a collective algorithm by provenance."),
+    "doctor": ("emu.cli.doctor", "Tell what MPI and GPUs are here, and how to start."),
+}
+
+
+class Lazy(click.Group):
+    """A group whose commands are imported when they are called: every rank pays for its imports."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the commands whose modules are there."""
+        return [name for name, (module, _) in COMMANDS.items() if importlib.util.find_spec(module)]
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """Import one command."""
+        if name not in COMMANDS:
+            return None
+        return getattr(importlib.import_module(COMMANDS[name][0]), name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
+
+
+@click.command(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="emu")
+def emu() -> None:
+    """Run distributed-training programs on emulated GPUs: the bytes are real, the time is emulated."""
+
+
+def main() -> None:
+    """Run the command line; the entry point of `emu`."""
+    _share_cores()
+    try:
+        status = emu.main(standalone_mode=False)
+    except EmuError as error:
+        _fail(f"emu: {error}", 2)
+    except click.exceptions.Abort:
+        _fail("emu: interrupted", 130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _fail(text: str, status: int) -> None:
+    sys.stdout.flush()
+    print(text, file=sys.stderr, flush=True)
+    sys.exit(status)
+
+
+def _share_cores() -> None:
+    """Give each rank its share of the cores for its linear algebra, where the user has not decided.
+
+    Several ranks on one host with all cores' threads each are many times slower than one thread each.
+    """
+    ranks = next((os.environ[name] for name in _LOCAL_RANKS if os.environ.get(name, "").isdigit()), None)
+    if ranks is None:
+        return
+    threads = max(1, len(os.sched_getaffinity(0)) // int(ranks))
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, str(threads))
+
+
+# how many ranks a launcher started on this host; PMI_SIZE counts all hosts', which errs on the safe side
+_LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE", "PMI_SIZE")

@@ -1,0 +1,99 @@
+"""Synchronous parameter server: workers push gradients, the server sums, updates, and workers pull parameters.
+
+The server's port carries all of it, which is why it does not scale. The server is rank 0; `dedicated`, it only
+serves, otherwise it also computes a part of the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from emu.errors import ConfigError
+from emu.gpu import Cost, Gpu
+from emu.nn.model import Model
+from emu.nn.optim import Optimizer, Rule
+from emu.nn.parameter import Parameter
+from emu.parallel.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, Bucket, allocate, assign
+from emu.parallel.data_parallel import Buckets
+
+SERVER = 0
+PULL = "pull"  # the stream that parameters come back on; gradients go out on the communication stream
+
+
+class ParameterServer:
+    """One server's or worker's part. `push(comm, x, root)` sums at the root, `pull(comm, x, root)` sends from it."""
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        model: Model,
+        rule: Rule,
+        push: Callable[..., Any],
+        pull: Callable[..., Any],
+        seed: int = 0,
+        bucket_bytes: int = BUCKET_BYTES,
+        first_bucket_bytes: int = FIRST_BUCKET_BYTES,
+        dedicated: bool = False,
+    ) -> None:
+        if dedicated and gpu.size < 2:
+            raise ConfigError(f"parameter server: 2 ranks are needed for a server of its own, got {gpu.size}")
+        self.gpu = gpu
+        self.model = model
+        self.dedicated = dedicated
+        self.worker, self.workers = gpu.rank - dedicated, gpu.size - dedicated
+        self.push, self.pull = push, pull
+        made = assign(model.trainable(), bucket_bytes, first_bucket_bytes)
+        frozen = [Bucket(-1, [p], p.dtype) for p in model.parameters() if not p.requires_grad]
+        allocate(gpu, made)
+        allocate(gpu, frozen, gradients=False)
+        self.buckets = Buckets(gpu, made, self._serve)
+        self._final: list[Parameter] = []
+        model.hooks.after_backward = self._layer_done
+        with gpu.span("pull parameters"):
+            if gpu.rank == SERVER:
+                model.initialise(gpu, seed)
+            for bucket in made + frozen:
+                pull(gpu.comm, bucket.weights, root=SERVER)
+        self.optimizers: list[Optimizer] = []
+        if gpu.rank == SERVER:
+            self.optimizers = [Optimizer(rule, gpu, [bucket.weights]) for bucket in made]
+
+    def begin(self) -> None:
+        """Begin a step."""
+        self.buckets.begin()
+
+    def ready(self, parameter: Parameter) -> None:
+        """Take note of a final gradient. It is pushed after its layer's backward, which still reads the weights."""
+        self._final.append(parameter)
+
+    def _layer_done(self, *_: Any) -> None:
+        for parameter in self._final:
+            self.buckets.ready(parameter)
+        self._final.clear()
+
+    def finish(self) -> None:
+        """Wait until this rank has all updated parameters; a dedicated server serves here."""
+        if self.worker < 0:
+            for bucket in self.buckets.all:
+                for parameter in bucket.parameters:
+                    self.buckets.ready(parameter)
+        self.buckets.finish()
+
+    def _serve(self, bucket: Bucket) -> None:
+        """Push one bucket's gradients, update it at the server, pull its parameters on a stream of their own."""
+        gpu = self.gpu
+        if gpu.rank == SERVER and self.dedicated:
+            gpu.launch(_clear, bucket.gradients, cost=Cost(0, bucket.nbytes, bucket.dtype), name="clear")
+        self.push(gpu.comm, bucket.gradients, root=SERVER)
+        pushed = gpu.record()
+        with gpu.stream(PULL):
+            gpu.wait(pushed)
+            if self.optimizers:
+                self.optimizers[bucket.index].step(gpu, [bucket.weights], [bucket.gradients])
+            self.pull(gpu.comm, bucket.weights, root=SERVER)
+            bucket.sent = gpu.record()
+
+
+def _clear(x: Any) -> None:
+    x.fill(0)
