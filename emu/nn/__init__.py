@@ -1,0 +1,1 @@
+"""Layers, losses, optimizers, data and models: explicit forward and backward, and a cost for each kernel."""

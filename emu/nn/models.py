@@ -1,0 +1,146 @@
+"""Models that train on real data: an MLP and a CNN for digits, a GPT for characters.
+
+Defaults are small enough for one core of a laptop, and large enough to teach.
+"""
+
+from __future__ import annotations
+
+import math as _math
+from collections.abc import Sequence
+
+from emu.errors import ConfigError
+
+from .activation import GELU, ReLU
+from .attention import Attention
+from .compose import Recompute, Residual, Sequential
+from .conv import Conv2d
+from .embedding import Embedding
+from .layer import Layer
+from .linear import Linear
+from .model import Model
+from .norm import LayerNorm
+from .parameter import normal
+from .pool import Flatten, MaxPool2d
+
+MLP_WIDTHS = (64, 2048, 2048, 1280, 512, 10)
+"""7.6 M parameters, 29 MiB in float32: in reverse order a bucket of a few MiB, one above 25 MiB or two below
+it, and a last one, so that the first bucket's transfer can hide behind most of backward."""
+
+
+def mlp(
+    widths: Sequence[int] = MLP_WIDTHS, *, dtype: str = "float32", math: str | None = None
+) -> Model:
+    """Return Linear layers of these widths (inputs first, classes last) with ReLU between them."""
+    if len(widths) < 2 or min(widths) < 1:
+        raise ConfigError(f"mlp: widths must be two or more numbers of at least 1, got {list(widths)}")
+    layers: list[Layer] = []
+    last = len(widths) - 2
+    for index, (inputs, outputs) in enumerate(zip(widths, widths[1:], strict=False)):
+        name = f"linear{index}"
+        init = normal(inputs**-0.5) if index == last else None  # the logits start small
+        options = {"dtype": dtype, "math": math, "input_gradient": index > 0}
+        layers.append(Linear(name, inputs, outputs, init=init, **options))  # type: ignore[arg-type]
+        if index < last:
+            layers.append(ReLU(f"relu{index}"))
+    return Model("mlp", layers)
+
+
+def cnn(
+    channels: Sequence[int] = (32, 64),
+    hidden: int = 256,
+    *,
+    image: tuple[int, int, int] = (1, 8, 8),
+    classes: int = 10,
+    dtype: str = "float32",
+    math: str | None = None,
+) -> Model:
+    """Return 3 × 3 convolutions, each followed by ReLU and 2 × 2 max pooling, then two Linear layers.
+
+    Takes images of shape (batch, *image), image being (channels, height, width).
+    """
+    inputs, height, width = image
+    layers: list[Layer] = []
+    for index, outputs in enumerate(channels):
+        options = {"dtype": dtype, "math": math, "input_gradient": index > 0}
+        layers.append(Conv2d(f"conv{index}", inputs, outputs, 3, padding=1, **options))  # type: ignore[arg-type]
+        layers += [ReLU(f"relu{index}"), MaxPool2d(f"pool{index}", 2)]
+        inputs, height, width = outputs, height // 2, width // 2
+    features = inputs * height * width
+    layers += [
+        Flatten(),
+        Linear("hidden", features, hidden, dtype=dtype, math=math),
+        ReLU("relu_hidden"),
+        Linear("classes", hidden, classes, init=normal(hidden**-0.5), dtype=dtype, math=math),
+    ]
+    return Model("cnn", layers)
+
+
+def gpt(
+    vocabulary: int = 128,
+    length: int = 64,
+    *,
+    depth: int = 4,
+    width: int = 128,
+    heads: int = 4,
+    tied: bool = True,
+    fused: bool = False,
+    recompute: bool = False,
+    dtype: str = "float32",
+    math: str | None = None,
+) -> Model:
+    """Return a GPT: token and position embedding, `depth` blocks, layer norm, and a head tied to the embedding.
+
+    Takes integers of shape (batch, up to `length`), returns logits (batch, length, vocabulary).
+    Source: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019 (pre-norm, GELU,
+    deviation 0.02, residual projections scaled by 1 / √(2 depth)).
+    """
+    if width % heads:
+        raise ConfigError(f"gpt: width must be a multiple of heads, got {width} and {heads}")
+    embedding = Embedding("embedding", vocabulary, width, length, dtype=dtype)
+    layers: list[Layer] = [embedding]
+    for index in range(depth):
+        block = gpt_block(f"block{index}", width, heads, depth, fused=fused, dtype=dtype, math=math)
+        layers.append(Recompute(block) if recompute else block)
+    layers.append(LayerNorm("norm", width, dtype=dtype))
+    head = Linear(
+        "head", width, vocabulary, bias=False, init=normal(0.02), dtype=dtype, math=math,
+        weight=embedding.token if tied else None,
+    )
+    return Model("gpt", [*layers, head])
+
+
+def gpt_block(
+    name: str,
+    width: int,
+    heads: int,
+    depth: int,
+    *,
+    fused: bool = False,
+    dtype: str = "float32",
+    math: str | None = None,
+) -> Layer:
+    """Return one transformer block: x + attention(norm(x)), then x + mlp(norm(x)) with 4 × width inside."""
+
+    def linear(part: str, inputs: int, outputs: int, deviation: float) -> Linear:
+        return Linear(f"{name}.{part}", inputs, outputs, init=normal(deviation), dtype=dtype, math=math)
+
+    onto_residual = 0.02 / _math.sqrt(2 * depth)
+    attention: list[Layer] = [
+        LayerNorm(f"{name}.norm1", width, dtype=dtype),
+        linear("qkv", width, 3 * width, 0.02),
+        Attention(f"{name}.attention", heads, fused=fused, math=math),
+        linear("project", width, width, onto_residual),
+    ]
+    feed_forward: list[Layer] = [
+        LayerNorm(f"{name}.norm2", width, dtype=dtype),
+        linear("up", width, 4 * width, 0.02),
+        GELU(f"{name}.gelu"),
+        linear("down", 4 * width, width, onto_residual),
+    ]
+    return Sequential(
+        name,
+        [
+            Residual(f"{name}.add1", Sequential(f"{name}.attend", attention)),
+            Residual(f"{name}.add2", Sequential(f"{name}.feed", feed_forward)),
+        ],
+    )
