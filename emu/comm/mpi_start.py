@@ -113,7 +113,7 @@ def start_settings(mpi: Mpi) -> dict[str, str]:
 
 
 PRTE_SETTINGS = {
-    "rmaps_default_mapping_policy": ":oversubscribe",  # more ranks than cores
+    "rmaps_default_mapping_policy": "slot:oversubscribe",  # fills the hostfile's slots, then takes more
     "hwloc_default_binding_policy": "none",  # a rank has threads: one core is too little for it
 }
 OPENMPI_SETTINGS = {
@@ -162,3 +162,12 @@ def _launcher_family(mpirun: str) -> str | None:
     if "Intel(R) MPI" in said.stdout:
         return "intelmpi"
     return "mpich" if "HYDRA" in said.stdout else None
+
+
+# set for each rank by the launchers of Open MPI, of MPICH and its kin, and by PMIx servers such as srun
+_RANK_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK")
+
+
+def started_by_mpirun(environment: Mapping[str, str] = os.environ) -> bool:
+    """Tell whether an MPI launcher started this process, without loading MPI."""
+    return any(name in environment for name in _RANK_VARIABLES)

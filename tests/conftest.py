@@ -1,0 +1,25 @@
+"""What every test may use: `world` (under mpirun), `run_job` and `start_job` (programs under mpirun)."""
+
+import jobs
+import pytest
+
+pytest_plugins = ("mpi_verdicts",)
+
+
+@pytest.fixture
+def run_job():
+    return jobs.run_job
+
+
+@pytest.fixture
+def start_job():
+    """Like `jobs.start_job`; whatever still runs at the end of the test is killed."""
+    started = []
+
+    def start(*args, **kwargs):
+        started.append(jobs.start_job(*args, **kwargs))
+        return started[-1]
+
+    yield start
+    for job in started:
+        job.kill()
