@@ -119,7 +119,7 @@ class Trace:
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the trace to `path`, whole or not at all. Raise ConfigError where that is impossible."""
-        _write_whole(Path(path), _to_bytes(self))
+        write_whole(Path(path), _to_bytes(self))
 
     @staticmethod
     def load(path: str | os.PathLike) -> Trace:
@@ -222,7 +222,7 @@ def _in_range(where: str, what: str, values: np.ndarray, limit: int) -> None:
         raise ValueError(f"{where}: a {what} out of range")
 
 
-def _write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes) -> None:
     """Write beside `path`, then rename: a reader sees the old file or the new one, never half of it."""
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

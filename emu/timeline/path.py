@@ -63,13 +63,17 @@ class Walker:
         """Return the critical path, in order of time."""
         place = self._last()
         path: list[Stretch] = []
-        jumps = 0
+        seen: set[tuple[int, int]] = set()
         while place.time_s > 0.0:
-            before, found = place.time_s, len(path)
+            before = place.time_s
             self._back(place, path)
-            jumps = 0 if len(path) > found or place.time_s < before else jumps + 1
-            if jumps > len(self._views) * 256:
-                raise RuntimeError(f"rank {place.rank}: the critical path turns in a circle at {before!r} s")
+            where = place.rank, place.stream
+            if place.time_s < before:
+                seen = {where}
+            elif where in seen:  # nothing that was recorded explains this moment
+                self._back_over_gap(place, path, strictly=True)
+            else:
+                seen.add(where)
         return path[::-1]
 
     def _last(self) -> _Place:
@@ -119,11 +123,12 @@ class Walker:
         else:
             self._back_over_collective(place, path, span, item)
 
-    def _back_over_gap(self, place: _Place, path: list[Stretch]) -> None:
+    def _back_over_gap(self, place: _Place, path: list[Stretch], strictly: bool = False) -> None:
         """Nothing ran here: the host waited for another stream of this rank, or nothing was there to do."""
+        until = np.nextafter(place.time_s, 0.0) if strictly else place.time_s
         best, end = place.stream, 0.0
         for stream in self._views[place.rank].streams:
-            item = self._item_before(place.rank, stream, place.time_s)
+            item = self._item_before(place.rank, stream, until)
             if item >= 0 and self._item_ends(place.rank, stream)[item] > end:
                 best, end = stream, float(self._item_ends(place.rank, stream)[item])
         if end < place.time_s:

@@ -12,13 +12,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from emu.errors import ConfigError, TraceError
-from emu.timeline import accounting, links, table
+from emu.timeline import accounting, links, table, volumes
 from emu.timeline.meetings import Meetings, meet
 from emu.timeline.path import Stretch, Walker
 from emu.timeline.routes import Ways
 from emu.timeline.tiling import Cause
 from emu.timeline.views import RankView, rank_views
-from emu.trace import Op, Trace
+from emu.trace import Trace
 
 
 class RawTimeline(Protocol):
@@ -141,12 +141,12 @@ class Timeline:
     @cached_property
     def bytes_sent(self) -> np.ndarray:
         """Bytes that each rank sent to others, by the trace."""
-        of_template = np.array([_sent(t.rows, None) for t in self.trace.templates] or [0])
-        sent = np.zeros(self.world_size, dtype=np.int64)
-        for rank, rows in enumerate(self.trace.ranks):
-            calls = rows["a"][rows["op"] == Op.CALL]
-            sent[rank] = _sent(rows, rank) + int(of_template[calls].sum())
-        return sent
+        return volumes.bytes_sent(self.trace)
+
+    @cached_property
+    def bytes_sent_per_step(self) -> np.ndarray:
+        """Bytes that each rank sent to others in an average step."""
+        return volumes.bytes_sent_per_step(self.trace)
 
     def communication_s(self, rank: int) -> float:
         """Return how long, within the steps, a rank's communication ran on any stream, hidden or not."""
@@ -236,12 +236,6 @@ class Timeline:
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.world_size:
             raise ConfigError(f"timeline: a rank from 0 to {self.world_size - 1} is expected, got {rank}")
-
-
-def _sent(rows: np.ndarray, rank: int | None) -> int:
-    """Sum the bytes of sends to others; in a template (rank None) a peer is relative."""
-    sends = (rows["op"] == Op.SEND) & (rows["a"] != (0 if rank is None else rank))
-    return int(rows["n"][sends].sum())
 
 
 def _stalls_of(stalls: np.ndarray, rank: int) -> np.ndarray:

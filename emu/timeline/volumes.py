@@ -1,0 +1,54 @@
+"""Bytes that ranks send to others, by the trace: over the whole run, and in an average step."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from emu.trace import STEP, Op, Trace
+
+
+def bytes_by_row(trace: Trace, rank: int) -> np.ndarray:
+    """Return the bytes that each row of a rank sends to others; a call's are those of its template."""
+    rows = trace.ranks[rank]
+    sent = np.where((rows["op"] == Op.SEND) & (rows["a"] != rank), rows["n"], 0)
+    calls = rows["op"] == Op.CALL
+    if calls.any():
+        of_template = np.array([_sent(template.rows) for template in trace.templates], dtype=np.int64)
+        sent[calls] = of_template[rows["a"][calls]]
+    return sent
+
+
+def bytes_sent(trace: Trace) -> np.ndarray:
+    """Return the bytes that each rank sends in the whole run."""
+    return np.array([bytes_by_row(trace, rank).sum() for rank in range(trace.world_size)], dtype=np.int64)
+
+
+def bytes_sent_per_step(trace: Trace) -> np.ndarray:
+    """Return the bytes that each rank sends in an average step, rounded to whole bytes; all, without steps."""
+    mean = []
+    for rank in range(trace.world_size):
+        sent = np.concatenate(([0], np.cumsum(bytes_by_row(trace, rank))))
+        steps = _step_rows(trace.ranks[rank])
+        mean.append(sent[-1] if not steps else round(sum(sent[b] - sent[a] for a, b in steps) / len(steps)))
+    return np.array(mean, dtype=np.int64)
+
+
+def _sent(rows: np.ndarray) -> int:
+    """Sum the bytes of a template's sends to others; its peers are relative."""
+    return int(rows["n"][(rows["op"] == Op.SEND) & (rows["a"] != 0)].sum())
+
+
+def _step_rows(rows: np.ndarray) -> list[tuple[int, int]]:
+    """Return each step span's rows as (first, end); a span ends where its stream's depth is back."""
+    found = []
+    marks = np.flatnonzero((rows["op"] == Op.BEGIN) | (rows["op"] == Op.END))
+    is_begin = rows["op"][marks] == Op.BEGIN
+    for stream in np.unique(rows["stream"][marks]):
+        mine = rows["stream"][marks] == stream
+        at, opens = marks[mine], is_begin[mine]
+        depth = np.cumsum(np.where(opens, 1, -1))
+        for i in np.flatnonzero(opens & (rows["flag"][at] & STEP > 0)):
+            ends = np.flatnonzero(~opens[i:] & (depth[i:] == depth[i] - 1))
+            if len(ends):
+                found.append((int(at[i]), int(at[i + ends[0]])))
+    return found
