@@ -71,7 +71,9 @@ def run(
     return Run(results, trace, made, profile, tuple(memory))
 
 
-def replay(trace: Trace, cluster: str | Cluster, *, profile: str = "ideal", detail: str = "flows", **settings: str) -> Timeline:
+def replay(
+    trace: Trace, cluster: str | Cluster, *, profile: str = "ideal", detail: str = "flows", **settings: str
+) -> Timeline:
     """Return a trace's times on a cluster; nothing is run."""
     from emu.engine import resolve
     from emu.timeline import Timeline

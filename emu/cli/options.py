@@ -1,0 +1,86 @@
+"""Options that several subcommands share, and what they turn into. Everything is checked before any work."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from emu.errors import ConfigError
+
+if TYPE_CHECKING:
+    from emu.cluster import Cluster
+
+DEFAULT_CLUSTER = "pcie4"
+
+
+def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --cluster, --link and --set."""
+    for option in reversed((
+        click.option("--cluster", metavar="NAME|FILE.toml", help=f"The cluster to emulate [{DEFAULT_CLUSTER}]; "
+                     "NAME:N for N nodes; `emu show clusters` lists them."),
+        click.option("--link", metavar="TEXT", help="A cluster of your own: 'latency=5 us, bandwidth=12 Gb/s'."),
+        click.option("--set", "settings", metavar="KEY=VALUE", multiple=True,
+                     help="Change the cluster: nic.bandwidth='100 Gb/s'. May be repeated."),
+    )):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def ranks_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add -n and --local."""
+    for option in reversed((
+        click.option("-n", "ranks", type=click.IntRange(min=1), help="Start mpirun with so many ranks."),
+        click.option("--hostfile", type=click.Path(), help="Hosts for mpirun, with -n."),
+        click.option("--local", type=click.IntRange(min=1), help="Run so many ranks in this one process, no MPI."),
+    )):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def make_cluster(cluster: str | None, link: str | None, settings: Sequence[str], gpus: int | None) -> Cluster:
+    """Return the cluster that the options describe, with at least so many GPUs (None: its own number)."""
+    from emu.cluster import link_cluster, load_cluster
+
+    if link is not None:
+        if cluster is not None:
+            raise ConfigError(f"--link: either --cluster or --link is expected, got both ({cluster!r}, {link!r})")
+        if settings:
+            raise ConfigError(f"--set: --link describes its cluster whole, got {settings[0]!r} beside it")
+        return link_cluster(link, gpus or 2)
+    return load_cluster(cluster or DEFAULT_CLUSTER, read_settings(settings), gpus)
+
+
+def read_settings(settings: Sequence[str]) -> dict[str, str]:
+    """Return KEY=VALUE texts as a mapping."""
+    found = {}
+    for text in settings:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip() or not value.strip():
+            raise ConfigError(f"--set: KEY=VALUE is expected, got {text!r}; such as nic.bandwidth='100 Gb/s'")
+        found[key.strip()] = value.strip()
+    return found
+
+
+def folder_for(output: str | None, name: str) -> Path:
+    """Make and return the directory of a run's files. Raise ConfigError if it cannot be written."""
+    path = Path(output) if output is not None else _unused(Path("emu-runs"), name)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / f".emu-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        why = f"got {path}: {error.strerror}"
+        raise ConfigError(f"--output: a directory that can be written is expected, {why}") from None
+    return path
+
+
+def _unused(parent: Path, name: str) -> Path:
+    number = 1
+    while (parent / f"{name}-{number}").exists():
+        number += 1
+    return parent / f"{name}-{number}"

@@ -1,0 +1,245 @@
+"""`emu train`: train a model on emulated GPUs, and tell where each step goes."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from emu.cli.options import cluster_options, folder_for, make_cluster, ranks_options
+from emu.cli.provenance import provenance
+from emu.errors import ConfigError
+from emu.units import parse_bytes
+
+if TYPE_CHECKING:
+    from emu.cluster import Cluster
+    from emu.parallel.training import Outcome, Plan
+    from emu.trace import Trace
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line asks for beyond the plan."""
+
+    cluster: str | None
+    link: str | None
+    settings: tuple[str, ...]
+    profile: str
+    device: str
+    as_json: bool
+    output: str | None
+    what_if: bool
+    one_rank: bool
+
+
+@click.command()
+@ranks_options
+@click.option("--dry", is_flag=True, help="Run without bytes, for the time: -n ranks, or all GPUs of the cluster.")
+@cluster_options
+@click.option("--model", default="mlp", show_default=True, metavar="mlp|cnn|gpt", help="What to train.")
+@click.option("--strategy", default="ddp", show_default=True, metavar="ddp|ps", help="How to train.")
+@click.option("--algorithm", default="ring", show_default=True, help="All-reduce algorithm of ddp.")
+@click.option("--server", default="shared", show_default=True, metavar="shared|dedicated", help="The server of ps.")
+@click.option("--bucket", default="25 MiB", show_default=True, help="Gradient bucket size.")
+@click.option("--batch", default=128, show_default=True, type=click.IntRange(min=1), help="Global batch size.")
+@click.option("--steps", default=20, show_default=True, type=click.IntRange(min=1), help="Training steps.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Seed of weights and batches.")
+@click.option("--dtype", default="float32", show_default=True, metavar="float32|float64", help="Precision.")
+@click.option("--profile", default="ideal", show_default=True, help="Overheads of a communication library.")
+@click.option("--device", default="numpy", show_default=True, metavar="numpy|cupy", help="Where buffers really live.")
+@click.option("--what-if/--no-what-if", default=True, help="Time the same run on other links.")
+@click.option("--one-rank/--no-one-rank", default=True, help="Compare with the same training on one rank.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--output", metavar="DIR", help="Where the trace, summary and timeline go [emu-runs/train-N].")
+def train(
+    ranks: int | None, hostfile: str | None, local: int | None, dry: bool,
+    cluster: str | None, link: str | None, settings: tuple[str, ...],
+    model: str, strategy: str, algorithm: str, server: str, bucket: str, batch: int, steps: int, seed: int, dtype: str,
+    profile: str, device: str, what_if: bool, one_rank: bool, as_json: bool, output: str | None,
+) -> None:  # fmt: skip
+    """Train a model on emulated GPUs: real gradients, emulated time.
+
+    Start it with mpirun (`mpirun -n 4 emu train`), let it start mpirun (`emu train -n 4`), or run all ranks in this
+    process (`emu train --local 4`).
+    """
+    from emu.comm.mpi_start import start_mpirun, started_by_mpirun
+    from emu.parallel.training import Plan
+
+    bucket_bytes = parse_bytes(bucket, "--bucket")
+    plan = Plan(model, strategy, algorithm, server, bucket_bytes, batch=batch, steps=steps, seed=seed, dtype=dtype)
+    options = Options(cluster, link, settings, profile, device, as_json, output, what_if, one_rank)
+    if ranks is not None and local is not None:
+        raise ConfigError(f"ranks: one of -n and --local is expected, got -n {ranks} and --local {local}")
+    if started_by_mpirun():
+        if dry or ranks is not None or local is not None:
+            raise ConfigError("ranks: under mpirun its own -n counts; leave -n, --local and --dry out")
+        _train_mpi(plan, options)
+    elif dry:
+        _train_here(plan, options, ranks or local, dry=True)
+    elif ranks is not None:
+        _check(plan, options, ranks)
+        start_mpirun(ranks, [sys.executable, "-m", "emu", *_without_ranks(sys.argv[1:])], hostfile)
+    elif local is None:
+        raise ConfigError("ranks: at least 2 are expected, got 1; mpirun -n 4 emu train, or emu train --local 4")
+    else:
+        _train_here(plan, options, local, dry=False)
+
+
+def _without_ranks(argv: list[str]) -> list[str]:
+    """Return the arguments without -n and --hostfile, which mpirun gets."""
+    kept, skip = [], False
+    for word in argv:
+        if skip:
+            skip = False
+        elif word in ("-n", "--hostfile"):
+            skip = True
+        elif not (word.startswith("--hostfile=") or (word.startswith("-n") and word[2:].isdigit())):
+            kept.append(word)
+    return kept
+
+
+def _check(plan: Plan, options: Options, ranks: int | None) -> Cluster:
+    """Check everything that can be checked before any work; return the cluster."""
+    from emu.parallel.training import check
+
+    cluster = make_cluster(options.cluster, options.link, options.settings, ranks)
+    ranks = ranks or cluster.size
+    if ranks < 2:
+        raise ConfigError(f"ranks: at least 2 are expected, got {ranks}; mpirun -n 4 emu train")
+    check(plan, ranks)
+    return cluster
+
+
+def _train_here(plan: Plan, options: Options, ranks: int | None, dry: bool) -> None:
+    from emu.parallel.training import train as program
+    from emu.program import run_here
+
+    began = time.perf_counter()
+    cluster = _check(plan, options, ranks)
+    ranks = ranks or cluster.size
+    folder = folder_for(options.output, "train")
+    told = _Progress(plan)
+    outcomes, trace, _ = run_here(
+        lambda gpu: program(gpu, plan, told if gpu.rank == 0 and not dry else None),
+        cluster, ranks, dry=dry, device=options.device, profile=options.profile, program=_program(plan),
+    )  # fmt: skip
+    _report(plan, options, cluster, folder, outcomes[0], trace, began)
+
+
+def _train_mpi(plan: Plan, options: Options) -> None:
+    """Train as one rank of an MPI job; rank 0 tells."""
+    from emu.comm.mpi import MpiWorld
+    from emu.parallel.training import train as program
+    from emu.program import end_job, mpi_gpu, mpi_trace, watch
+
+    began = time.perf_counter()
+    world = MpiWorld()
+    try:
+        cluster = _check(plan, options, world.size)
+        folder = folder_for(options.output, "train") if world.rank == 0 else Path()
+        gpu = mpi_gpu(world, cluster, options.device)
+        watch(world, gpu.comm.log)
+        outcome = program(gpu, plan, _Progress(plan) if world.rank == 0 else None)
+        trace = mpi_trace(world, gpu, cluster, _program(plan))
+        if trace is not None:
+            _report(plan, options, cluster, folder, outcome, trace, began)
+        world.tell(None)
+    except BaseException as error:
+        end_job(world, error)
+        raise
+    finally:
+        world.watch.stop()
+
+
+class _Progress:
+    """Shows the steps on the terminal's standard error, about ten times a run."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.steps = plan.steps
+        self.every = max(1, plan.steps // 10)
+
+    def __call__(self, step: int, loss: float) -> None:
+        if (step + 1) % self.every == 0 or step + 1 == self.steps:
+            print(f"step {step + 1}/{self.steps}  loss {loss:.4f}", file=sys.stderr, flush=True)
+
+
+def _program(plan: Plan) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {"name": "train", **asdict(plan)}
+
+
+def _report(
+    plan: Plan, options: Options, cluster: Cluster, folder: Path, outcome: Outcome, trace: Trace, began: float
+) -> None:
+    """Time the trace, compare, write the files, and print."""
+    from emu.program import replay
+    from emu.report import training as told
+    from emu.report.perfetto import write_perfetto
+    from emu.report.summary import write_json
+
+    timeline = replay(trace, cluster, profile=options.profile)
+    alone = _one_rank(plan, options) if options.one_rank and outcome.losses else None
+    links = _links(plan, trace, cluster, outcome) if options.what_if else []
+    trace.save(folder / "trace.emu")
+    write_perfetto(timeline, folder / "timeline.json")
+    found = told.summary(plan, outcome, alone, timeline, links, {
+        "cluster": _cluster_told(cluster, options),
+        "output": str(folder),
+        "trace": str(folder / "trace.emu"),
+        "wall_s": time.perf_counter() - began,
+        **provenance(),
+    })  # fmt: skip
+    write_json(found, folder / "summary.json")
+    print(json.dumps(found, indent=1) if options.as_json else "\n" + told.text(found, timeline))
+
+
+def _cluster_told(cluster: Cluster, options: Options) -> dict[str, Any]:
+    from emu.plan.links import link_of
+    from emu.units import format_bandwidth, format_time
+
+    alpha_s, bandwidth = link_of(cluster)
+    return {
+        "name": cluster.name,
+        "gpu": cluster.gpu(0).name,
+        "gpus": cluster.size,
+        "sha256": cluster.sha256,
+        "profile": options.profile,
+        "link": f"{cluster.route(0, 1).transport}, {format_bandwidth(bandwidth)} and {format_time(alpha_s)} one way",
+        "settings": list(options.settings),
+    }
+
+
+def _one_rank(plan: Plan, options: Options) -> Outcome:
+    """Train the same batches on one rank of this process."""
+    from dataclasses import replace
+
+    from emu.parallel.training import train as program
+    from emu.program import run_here
+
+    cluster = make_cluster(options.cluster, options.link, options.settings, 2)
+    alone = replace(plan, strategy="ddp", algorithm="ring", server="shared")
+    return run_here(lambda gpu: program(gpu, alone), cluster, 1, device=options.device)[0][0]
+
+
+def _links(plan: Plan, trace: Trace, cluster: Cluster, outcome: Outcome) -> list[dict[str, Any]]:
+    """Time both strategies on other links; the one that was not trained is recorded dry."""
+    from dataclasses import replace
+
+    from emu.parallel.training import train as program
+    from emu.plan.links import compare_links
+    from emu.program import run_here
+
+    other = replace(plan, strategy="ps" if plan.strategy == "ddp" else "ddp", algorithm="ring", server="shared")
+    _, recorded, _ = run_here(lambda gpu: program(gpu, other), cluster, trace.world_size, dry=True)
+    traces = {plan.strategy: trace, other.strategy: recorded}
+    return compare_links(
+        {name: traces[name] for name in ("ddp", "ps")}, outcome.parameters, plan.dtype, cluster.gpu(0).name
+    )
+
+
