@@ -131,6 +131,13 @@ def test_an_eager_send_does_not_wait_for_its_receiver():
     spent(timeline(sender, receiver).step_of(0), exposed_communication=1.0, idle=4.0)
 
 
+def test_what_sending_costs_a_stream_is_communication_but_a_hole_in_a_sync_is_not():
+    sender = RankLog(0).kernel(0, 1).send(1).send(1).kernel(1.5, 3)
+    spent(timeline(sender, RankLog(1)).step, compute=1.25, exposed_communication=0.25, idle=1.5)
+    synced = RankLog(0).kernel(0, 1).send(1).add(Op.SYNC).kernel(2, 3)
+    spent(timeline(synced).step_of(0), compute=2.0, idle=1.0)
+
+
 def test_groups_that_share_a_context_number_do_not_wait_for_each_other():
     logs = [RankLog(r) for r in range(4)]
     for rank, end in ((0, 2), (1, 2), (2, 9), (3, 9)):

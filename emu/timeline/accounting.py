@@ -160,7 +160,7 @@ def stream_tiling(
     awaits = op == Op.AWAIT
     if awaits.any():
         second[awaits] = follow(_awaited_streams(view, spans["row"][awaits]))
-    return tile(starts, middles, ends, first, second, horizon_s)
+    return tile(starts, middles, ends, first, second, horizon_s, met.before)
 
 
 def _awaited_streams(view: RankView, rows: np.ndarray) -> np.ndarray:

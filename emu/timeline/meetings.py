@@ -11,6 +11,7 @@ import numpy as np
 
 from emu.timeline.messages import Messages
 from emu.timeline.routes import NOWHERE, Ways
+from emu.timeline.tiling import GAP, Cause
 from emu.timeline.views import RankView
 from emu.trace import Op, Trace
 
@@ -22,6 +23,8 @@ class Meetings:
     """For each item of a stream: when the last one that it needs came, who that was, and over which way.
 
     `own_s` is when this rank did its own part of it: entered the collective, or posted the message.
+    `before` is the cause of the stretch between an item and the one before it: what sending costs a stream
+    is communication, anything else is a gap.
     """
 
     met_s: np.ndarray
@@ -30,13 +33,16 @@ class Meetings:
     own_s: np.ndarray
     way: np.ndarray
     link_class: np.ndarray
+    before: np.ndarray
 
 
 def meet(views: list[RankView], trace: Trace, ways: Ways) -> list[dict[int, Meetings]]:
     """Return the meetings of every rank's streams."""
     meetings = [{s: _none(len(sv.items)) for s, sv in view.streams.items()} for view in views]
     _collectives(views, trace, ways, meetings)
-    _waits(views, Messages(trace, views), ways, meetings)
+    messages = Messages(trace, views)
+    _waits(views, messages, ways, meetings)
+    _sends(views, messages, ways, meetings)
     classes = np.array([way.link_class for way in ways.known])
     for of_rank in meetings:
         for one in of_rank.values():
@@ -45,8 +51,15 @@ def meet(views: list[RankView], trace: Trace, ways: Ways) -> list[dict[int, Meet
 
 
 def _none(n: int) -> Meetings:
-    rank, stream, way = np.full(n, -1), np.full(n, -1), np.full(n, NOWHERE)
-    return Meetings(np.full(n, NEVER), rank, stream, np.full(n, NEVER), way, np.zeros(n, dtype=np.int32))
+    return Meetings(
+        met_s=np.full(n, NEVER),
+        rank=np.full(n, -1),
+        stream=np.full(n, -1),
+        own_s=np.full(n, NEVER),
+        way=np.full(n, NOWHERE),
+        link_class=np.zeros(n, dtype=np.int32),
+        before=np.full(n, GAP, dtype=np.int32),
+    )
 
 
 def _collectives(
@@ -197,3 +210,26 @@ def _waits(
             used = np.array([messages.way(ways, m) for m in message.tolist()])
             first = np.flatnonzero(np.append(True, np.diff(wait) != 0))
             mine.way[where] = _minimum(ways, used, first)
+
+
+def _sends(
+    views: list[RankView], messages: Messages, ways: Ways, meetings: list[dict[int, Meetings]]
+) -> None:
+    """Tell which holes between items are the overhead of sends; a SYNC in a hole makes it a wait."""
+    for view in views:
+        mine = messages.of(view.rank)
+        mine = mine[messages.sends[mine]]
+        if not len(mine):
+            continue
+        syncs = np.flatnonzero(view.rows["op"] == Op.SYNC)
+        for number, stream in view.streams.items():
+            sent = mine[messages.stream[mine] == number]
+            rows, sends = view.spans["row"][stream.items], messages.row[sent]
+            since = np.append(-1, stream.end_rows[:-1])
+            last = np.searchsorted(sends, rows) - 1
+            found = (last >= np.searchsorted(sends, since, side="right")) & (
+                np.searchsorted(syncs, rows) == np.searchsorted(syncs, since, side="right")
+            )
+            for item in np.flatnonzero(found).tolist():
+                way = ways.known[messages.way(ways, int(sent[last[item]]))]
+                meetings[view.rank][number].before[item] = Cause.EXPOSED + way.link_class

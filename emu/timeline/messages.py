@@ -31,10 +31,14 @@ class Messages:
         self.partner = _partners(rows, self.rank)
         self.posted_s = np.zeros(len(rows))
         for view in views:
-            mine = np.arange(self._first[view.rank], self._first[view.rank + 1])
+            mine = self.of(view.rank)
             for stream in np.unique(self.stream[mine]).tolist():
                 of_stream = mine[self.stream[mine] == stream]
                 self.posted_s[of_stream] = view.reached(stream, self.row[of_stream])
+
+    def of(self, rank: int) -> np.ndarray:
+        """Return the numbers of a rank's messages, in order of its rows."""
+        return np.arange(self._first[rank], self._first[rank + 1])
 
     def waited(self, rank: int, stream: int, wait_rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return pairs (which WAIT, which message) for the plain messages that WAIT rows of a stream wait for."""
