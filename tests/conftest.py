@@ -1,9 +1,13 @@
-"""What every test may use: `world` (under mpirun), `run_job` and `start_job` (programs under mpirun)."""
+"""What every test may use.
+
+`world` is a communicator of a test's own, under mpirun; `run_job` and `start_job` start programs under mpirun
+from a serial test; `hosts` makes several hosts on this machine.
+"""
 
 import jobs
 import pytest
 
-pytest_plugins = ("mpi_verdicts",)
+pytest_plugins = ("mpi_verdicts", "hosts")
 
 
 @pytest.fixture
