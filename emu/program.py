@@ -104,6 +104,7 @@ def run_here(
 
     clock = _Clock(trace, cluster, profile)
     for gpu in gpus:
+        gpu.comm.cluster = cluster
         gpu._host = lambda gpu: clock.time_s(gpu, bool(gpu.comm.wire.exchange(None)))
     results = world.run(lambda rank: main(gpus[rank]))
     return results, trace(), [gpu.memory for gpu in gpus]
@@ -133,7 +134,9 @@ def mpi_gpu(world: MpiWorld, cluster: Cluster, device: str = "numpy") -> Gpu:
     from emu.comm.communicator import Comm
 
     log = Log(world.rank)
-    return Gpu(Comm(world.wire, log, range(world.size)), arrays_of(device), _memory(cluster, world.rank))
+    comm = Comm(world.wire, log, range(world.size))
+    comm.cluster = cluster
+    return Gpu(comm, arrays_of(device), _memory(cluster, world.rank))
 
 
 def mpi_trace(

@@ -58,6 +58,8 @@ class Comm:
         self.checks = True  # ranks check that they make the same collective calls
         self.templates = True  # collectives are recorded once and then by reference
         self.calls_begun = 0
+        self.cluster: Any = None  # where the program runs, for decisions that look at it
+        self.decisions: dict[str, Any] = {}  # what was decided so; goes into the trace's header
         self._contexts = [context + 1]  # next free context, shared by all communicators of this rank
 
     def isend(self, x: Any, to: int, tag: int = 0) -> Request:
@@ -164,6 +166,7 @@ class Comm:
             if wire is not None:
                 made = Comm(wire, self.log, [self.group[m] for m in members], base + i)
                 made._contexts, made.checks, made.templates = self._contexts, self.checks, self.templates
+                made.cluster, made.decisions = self.cluster, self.decisions
         return made
 
     def free(self) -> None:

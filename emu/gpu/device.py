@@ -45,7 +45,7 @@ class Gpu:
         self.memory = memory
         self.dry = comm.dry
         self.xp = arrays.xp
-        self.decisions = decisions if decisions is not None else {}
+        self.decisions = comm.decisions = decisions if decisions is not None else {}
         self._arrays = arrays
         self._log = comm.log
         self._labels: dict[str, int] = {}
