@@ -1,0 +1,319 @@
+"""The cluster: nodes, GPUs, links, transports, and the route between any two GPUs. A frozen value.
+
+Ranks are GPUs in order, node by node. Routes are made when asked for and kept.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cached_property
+from typing import Any
+
+from emu.catalog.schema import unknown
+from emu.cluster.fabric import Fabric, Port
+from emu.cluster.faults import Faults
+from emu.cluster.node import Node
+from emu.cluster.parts import ClosedForm, GpuSpec, Link, Route, Transport
+from emu.cluster.rings import disjoint_rings, ring_through
+from emu.cluster.spec import ClusterSpec
+from emu.errors import ConfigError
+
+MODEL_VERSION = 1  # raised when the same description begins to mean other times
+
+
+@dataclass(frozen=True)
+class LinkChange:
+    """From `time_s` on a link carries `factor` of its bandwidth."""
+
+    time_s: float
+    link: int
+    factor: float
+
+
+@dataclass(frozen=True)
+class LinkFlap:
+    """A link that carries nothing for `down_s` at the beginning of every `period_s`, from `start_s` on."""
+
+    link: int
+    period_s: float
+    down_s: float
+    start_s: float
+
+
+@dataclass(frozen=True, eq=False)
+class Cluster:
+    """A cluster ready for timing; make one by load_cluster or link_cluster."""
+
+    name: str
+    spec: ClusterSpec
+    links: tuple[Link, ...]
+    link_changes: tuple[LinkChange, ...]
+    link_flaps: tuple[LinkFlap, ...]
+    _nodes: tuple[tuple[Node, int, int], ...] = field(repr=False)  # node, its first link, its first port
+    _places: tuple[tuple[int, int], ...] = field(repr=False)  # rank -> (node, GPU within it)
+    _fabric: Fabric = field(repr=False)
+    _fabric_first: int = field(repr=False)  # number of the first link between switches
+    _routes: dict[tuple[int, int], Route] = field(default_factory=dict, repr=False)
+    _host_routes: dict[tuple[int, str], Route] = field(default_factory=dict, repr=False)
+
+    # What there is.
+
+    @property
+    def size(self) -> int:
+        """Number of GPUs."""
+        return len(self._places)
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes."""
+        return len(self._nodes)
+
+    @property
+    def faults(self) -> Faults:
+        return self.spec.faults
+
+    @cached_property
+    def transports(self) -> Mapping[str, Transport]:
+        """Return every transport that a route may name."""
+        return {item.name: item for item in (*self.spec.inside, self.spec.transport)}
+
+    def transport(self, name: str) -> Transport:
+        """Return a transport of this cluster by name."""
+        if name not in self.transports:
+            raise ConfigError(f"cluster {self.name}: {unknown('transport', name, self.transports)}")
+        return self.transports[name]
+
+    def gpu(self, rank: int) -> GpuSpec:
+        """Return the GPU of a rank."""
+        return self.node(self.node_of(rank)).spec.gpu
+
+    def speed(self, rank: int) -> float:
+        """Return the speed of a rank's GPU: 1.0 unless it was declared slow."""
+        return self.spec.faults.speed(rank)
+
+    def node_of(self, rank: int) -> int:
+        """Return the number of the node that a rank's GPU sits in."""
+        return self._places[self._known(rank)][0]
+
+    def local_rank(self, rank: int) -> int:
+        """Return the number of a rank's GPU within its node."""
+        return self._places[self._known(rank)][1]
+
+    def ranks_of(self, node: int) -> tuple[int, ...]:
+        """Return the ranks of a node, in order."""
+        return self._ranks_by_node[node]
+
+    def node(self, number: int) -> Node:
+        """Return the layout of a node."""
+        return self._nodes[number][0]
+
+    def leaf_of(self, rank: int) -> int:
+        """Return the first switch that a rank's NIC is plugged into."""
+        return self._fabric.leaf_of(self._port(rank))
+
+    def nic_of(self, rank: int) -> int | None:
+        """Return the number, within its node, of the NIC that a rank uses; None where there is none."""
+        node = self.node(self.node_of(rank))
+        return node.gpu_nic[self.local_rank(rank)] if node.gpu_nic else None
+
+    def fabric_summary(self) -> str:
+        """Say in a line how the nodes are joined."""
+        return self._fabric.summary()
+
+    def check_ranks(self, ranks: int) -> None:
+        """Raise ConfigError if there are fewer GPUs than ranks."""
+        if ranks > self.size:
+            raise ConfigError(too_many(self.name, ranks, self.size, self.size // self.nodes))
+
+    # Routes.
+
+    def route(self, src: int, dst: int) -> Route:
+        """Return the route of a message from rank src to rank dst."""
+        route = self._routes.get((src, dst))
+        if route is None:
+            route = self._routes[src, dst] = self._make_route(self._known(src), self._known(dst))
+        return route
+
+    def host_route(self, rank: int, direction: str) -> Route:
+        """Return the route of a copy between a rank's GPU and its host's memory; direction "h2d" or "d2h"."""
+        route = self._host_routes.get((rank, direction))
+        if route is None:
+            if direction not in ("h2d", "d2h"):
+                raise ConfigError(f"copy: direction must be h2d or d2h, got {direction!r}")
+            node, first, _ = self._nodes[self.node_of(rank)]
+            segment = node.host(self.local_rank(rank), direction)
+            links = tuple(first + i for i in segment.links)
+            route = self._host_routes[rank, direction] = Route(links, segment.latency_s, segment.transport)
+        return route
+
+    def closed_form(self, src: int, dst: int) -> ClosedForm:
+        """Return alpha and B of a lone message from src to dst, without overheads."""
+        route = self.route(src, dst)
+        rates = [self.links[i].bandwidth_bytes_per_s for i in route.links]
+        return ClosedForm(route.latency_s, min([*rates, route.cap_bytes_per_s]))
+
+    def _make_route(self, src: int, dst: int) -> Route:
+        (m, a), (n, b) = self._places[src], self._places[dst]
+        node, first, _ = self._nodes[m]
+        if m == n:
+            segment = node.peer(a, b)
+            return Route(tuple(first + i for i in segment.links), segment.latency_s, segment.transport)
+        return self._between(src, dst)
+
+    def _between(self, src: int, dst: int) -> Route:
+        """Route between nodes: GPU, NIC, switches, NIC, GPU."""
+        (m, a), (n, b) = self._places[src], self._places[dst]
+        (node, first, _), (other, other_first, _) = self._nodes[m], self._nodes[n]
+        for end, number in ((node, m), (other, n)):
+            if not end.gpu_nic:
+                raise ConfigError(
+                    f"cluster {self.name}: node {number} ({end.spec.name}) has no NIC, so ranks {src} and {dst} "
+                    "cannot reach each other; give the node a [nic]"
+                )
+        nic, other_nic, across = self._nics(node, a, other, b)
+        relay = across.links if across else ()
+        leave = node.to_nic(a if across is None else self._relay(node, other_nic), nic)
+        arrive = other.from_nic(other_nic, b)
+        path = self._fabric.path(self._port_of(m, nic), self._port_of(n, other_nic))
+        links = (
+            *(first + i for i in relay),
+            *(first + i for i in leave.links),
+            *(self._fabric_first + i for i in path),
+            *(other_first + i for i in arrive.links),
+        )
+        hops_s = sum(self._fabric.links[i].latency_s for i in path)
+        relay_s = across.latency_s if across else 0.0
+        transport = self.spec.transport
+        latency_s = transport.latency_s + relay_s + leave.latency_s + hops_s + arrive.latency_s
+        return Route(links, latency_s, transport.name, transport.core_bytes_per_s * transport.sockets)
+
+    def _nics(self, node: Node, a: int, other: Node, b: int) -> tuple[int, int, Any]:
+        """Return the NICs at both ends, and the hop across NVSwitch that comes first where rails do not meet."""
+        nic, other_nic = node.gpu_nic[a], other.gpu_nic[b]
+        fabric = self.spec.fabric
+        if fabric.kind != "rail" or fabric.cross_rail != "nvswitch" or nic == other_nic:
+            return nic, other_nic, None
+        relay = self._relay(node, other_nic)
+        if not node.has_nvlink(a, relay):
+            raise ConfigError(
+                f"cluster {self.name}: rails meet only across NVSwitch, and GPU {a} of {node.spec.name} has no "
+                f'NVLink to GPU {relay}; use cross_rail = "spine"'
+            )
+        return other_nic, other_nic, node.peer(a, relay)
+
+    def _relay(self, node: Node, nic: int) -> int:
+        """Return the GPU of a node that uses a NIC."""
+        if nic not in node.gpu_nic:
+            raise ConfigError(f"cluster {self.name}: no GPU of {node.spec.name} uses NIC {nic}, so rails cannot meet")
+        return node.gpu_nic.index(nic)
+
+    # Rings.
+
+    def ring_order(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """Return the ranks in the order of a ring over the best links that exist, node after node."""
+        by_node: dict[int, list[int]] = {}
+        for rank in ranks:
+            by_node.setdefault(self.node_of(rank), []).append(rank)
+        ordered: list[int] = []
+        for number in sorted(by_node):
+            ordered += self._ring_in_node(number, by_node[number])
+        return tuple(ordered)
+
+    def rings(self, ranks: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        """Return several rings that share no direct NVLink, each link's lines used once; at least one ring.
+
+        A cube mesh has as many as its links allow (each also runs backwards over the other direction); elsewhere
+        there is one order, since a switch joins all.
+        """
+        numbers = {self.node_of(rank) for rank in ranks}
+        if len(numbers) == 1:
+            node = self.node(numbers.pop())
+            local = {self.local_rank(rank): rank for rank in ranks}
+            lines = {(a, b): n for a, b, n in node.spec.scaleup.mesh if a in local and b in local}
+            found = disjoint_rings(sorted(local), lines)
+            if found:
+                return tuple(tuple(local[gpu] for gpu in ring) for ring in found)
+        return (self.ring_order(ranks),)
+
+    def _ring_in_node(self, number: int, ranks: Sequence[int]) -> list[int]:
+        node = self.node(number)
+        local = {self.local_rank(rank): rank for rank in ranks}
+        if node.spec.scaleup.kind == "switch" or node.spec.pcie.ideal:
+            return [local[gpu] for gpu in sorted(local)]
+
+        def rate(a: int, b: int) -> float:
+            segment = node.peer(a, b)
+            slowest = min(node.links[i].bandwidth_bytes_per_s for i in segment.links)
+            # Of equally fast paths the one with the least latency, then with the fewest links.
+            return slowest / (1 + 1e-3 * segment.latency_s * 1e6 + 1e-3 * len(segment.links))
+
+        return [local[gpu] for gpu in ring_through(sorted(local), rate)]
+
+    # Identity.
+
+    def describe(self) -> dict[str, Any]:
+        """Return everything that times depend on, as plain JSON values."""
+        plain: dict[str, Any] = _plain(self.spec)
+        return {"model": MODEL_VERSION, **plain}
+
+    @cached_property
+    def sha256(self) -> str:
+        """Return the hash of the description: equal clusters, equal hash."""
+        text = json.dumps(self.describe(), sort_keys=True, allow_nan=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Cluster) and self.sha256 == other.sha256
+
+    def __hash__(self) -> int:
+        return hash(self.sha256)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_routes": {}, "_host_routes": {}}
+
+    # Numbers.
+
+    @cached_property
+    def _ranks_by_node(self) -> tuple[tuple[int, ...], ...]:
+        ranks: list[list[int]] = [[] for _ in self._nodes]
+        for rank, (node, _) in enumerate(self._places):
+            ranks[node].append(rank)
+        return tuple(tuple(group) for group in ranks)
+
+    def _port_of(self, node: int, nic: int) -> Port:
+        return Port(self._nodes[node][2] + nic, node, nic)
+
+    def _port(self, rank: int) -> Port:
+        nic = self.nic_of(rank)
+        return self._port_of(self.node_of(rank), nic if nic is not None else 0)
+
+    def _known(self, rank: int) -> int:
+        if not 0 <= rank < len(self._places):
+            raise ConfigError(f"cluster {self.name}: has ranks 0 to {self.size - 1}, got {rank}")
+        return rank
+
+
+def too_many(name: str, ranks: int, size: int, a_node: int) -> str:
+    """Write the error of more ranks than GPUs, with what to ask for instead."""
+    base = name.rsplit(":", 1)[0]
+    return (
+        f"cluster {name}: has {size} GPUs, got {ranks} ranks; "
+        f"use at most {size} ranks, or {base}:{-(-ranks // max(a_node, 1))}"
+    )
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and math.isinf(value):
+        return "infinite"
+    return value
+
+
+__all__ = ["Cluster", "LinkChange", "LinkFlap", "too_many"]

@@ -1,0 +1,200 @@
+"""One node: its links, and the paths inside it from GPU to GPU, to a NIC and to host memory.
+
+Built once for each kind of node; a cluster shifts the link numbers for each node of that kind.
+"""
+
+from dataclasses import dataclass, field
+
+from emu.cluster.parts import Link, Transport
+from emu.cluster.spec import NodeSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A part of a route: link numbers within the node, latency beyond the transport's."""
+
+    links: tuple[int, ...]
+    latency_s: float = 0.0
+    transport: str = "pcie"
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A device's place in the PCIe tree: what it hangs under, and its link up and down."""
+
+    under: str
+    up: int
+    down: int
+    lanes: int
+
+
+@dataclass
+class Node:
+    """The links of a node and the paths over them."""
+
+    spec: NodeSpec
+    transport: Transport
+    links: list[Link] = field(default_factory=list)
+    edges: dict[str, Edge] = field(default_factory=dict)
+    numbers: dict[str, int] = field(default_factory=dict)
+    gpu_nic: tuple[int, ...] = ()
+
+    def link(self, name: str) -> int:
+        """Return the number of a link by its name within the node."""
+        return self.numbers[name]
+
+    def add(self, name: str, kind: str, rate: float, latency_s: float = 0.0, **port: float) -> int:
+        """Add a directed link and return its number."""
+        self.numbers[name] = len(self.links)
+        self.links.append(Link(name, kind, rate, latency_s, **port))
+        return self.numbers[name]
+
+    # Paths.
+
+    def peer(self, a: int, b: int) -> Segment:
+        """Return the path from GPU a to GPU b of this node: NVLink where there is one, else PCIe."""
+        if a == b:
+            return Segment((), 0.0, "nvlink")
+        direct = self._nvlink(a, b)
+        if direct is not None:
+            return self._segment(direct, "nvlink")
+        u, v = f"gpu{a}", f"gpu{b}"
+        if self.reaches(u, v):
+            return self._segment(self._tree(u, v, peer=True), "pcie")
+        return self._segment(self._through_memory(u, v), "pcie", self.spec.pcie.staging_latency_s)
+
+    def has_nvlink(self, a: int, b: int) -> bool:
+        """Whether two GPUs are joined by NVLink, directly or by a switch."""
+        return self._nvlink(a, b) is not None
+
+    def to_nic(self, gpu: int, nic: int) -> Segment:
+        """Return the path from a GPU out of the node's port `nic`."""
+        wire = self._wire(nic, "up")
+        return self._network(self._to_device(f"gpu{gpu}", f"nic{nic}"), wire)
+
+    def from_nic(self, nic: int, gpu: int) -> Segment:
+        """Return the path from the node's port `nic` to a GPU."""
+        wire = self._wire(nic, "down")
+        return self._network((*wire, *self._to_device(f"nic{nic}", f"gpu{gpu}")), ())
+
+    def host(self, gpu: int, direction: str) -> Segment:
+        """Return the path between a GPU and the memory of its own socket; direction "h2d" or "d2h"."""
+        device = f"gpu{gpu}"
+        up, down, cpu = self._root(device)
+        root = self._root_limit(cpu)
+        memory = (self.link(f"{cpu}.memory"),)
+        links = (*memory, *root, *down) if direction == "h2d" else (*up, *root, *memory)
+        return self._segment(links, "pcie")
+
+    def socket(self, device: str) -> int:
+        """Return the socket that a device ("gpu0", "nic1") hangs under."""
+        return int(self._root(device)[2].removeprefix("cpu"))
+
+    def switch(self, device: str) -> str:
+        """Return what a device hangs under: a switch's name or a socket's."""
+        return self.edges[device].under
+
+    def lanes(self, device: str) -> int:
+        """Return the width that a device's slot trained at."""
+        return self.edges[device].lanes
+
+    def reaches(self, u: str, v: str) -> bool:
+        """Whether two devices read each other's memory over PCIe without staging."""
+        if self.spec.pcie.ideal:
+            return True
+        same_socket = self.socket(u) == self.socket(v)
+        allowed = {"all": True, "socket": same_socket, "switch": self.meet(u, v) is not None, "none": False}
+        return allowed[self.spec.pcie.peer]
+
+    def _nvlink(self, a: int, b: int) -> tuple[int, ...] | None:
+        if self.spec.scaleup.kind == "switch":
+            return self.link(f"nvlink.gpu{a}.up"), self.link(f"nvlink.gpu{b}.down")
+        number = self.numbers.get(f"nvlink.gpu{a}.gpu{b}")
+        return None if number is None else (number,)
+
+    def _to_device(self, u: str, v: str) -> tuple[int, ...]:
+        """Path between a GPU and a NIC: direct, or through host memory and, under TCP, the host's cores."""
+        if self.spec.pcie.ideal:
+            return ()
+        if not self.transport.staged:
+            return self._tree(u, v, peer=True)
+        return self._through_memory(u, v)
+
+    def _wire(self, nic: int, way: str) -> tuple[int, ...]:
+        cores = (self.link("cores"),) if "cores" in self.numbers else ()
+        both = (self.link(f"nic{nic}.both"),) if f"nic{nic}.both" in self.numbers else ()
+        port = (self.link(f"nic{nic}.{way}"),)
+        return (*cores, *both, *port) if way == "up" else (*port, *both, *cores)
+
+    def _network(self, inside: tuple[int, ...], wire: tuple[int, ...]) -> Segment:
+        """A segment of a route between nodes: the DMA across PCIe is part of the transport's own latency."""
+        far = sum(self.links[i].latency_s for i in inside if self.links[i].kind == "interconnect")
+        staged = self.transport.staged and self.transport.kind == "rdma"
+        extra = self.spec.pcie.staging_latency_s if staged else 0.0
+        return Segment((*inside, *wire), far + extra, self.transport.name)
+
+    def _segment(self, links: tuple[int, ...], transport: str, extra_s: float = 0.0) -> Segment:
+        return Segment(links, sum(self.links[i].latency_s for i in links) + extra_s, transport)
+
+    # The PCIe tree.
+
+    def _root(self, device: str) -> tuple[tuple[int, ...], tuple[int, ...], str]:
+        """Return the links from a device up to its socket, those back down, and the socket."""
+        up: list[int] = []
+        down: list[int] = []
+        while device in self.edges:
+            edge = self.edges[device]
+            up.append(edge.up)
+            down.append(edge.down)
+            device = edge.under
+        return tuple(up), tuple(reversed(down)), device
+
+    def meet(self, u: str, v: str) -> str | None:
+        """Return the nearest switch above both devices, or None where only a socket is."""
+        above = []
+        while u in self.edges:
+            u = self.edges[u].under
+            above.append(u)
+        while v in self.edges:
+            v = self.edges[v].under
+            if v in above and not v.startswith("cpu"):
+                return v
+        return None
+
+    def _tree(self, u: str, v: str, *, peer: bool) -> tuple[int, ...]:
+        meet = self.meet(u, v)
+        if meet is not None:
+            return (*self._below(u, meet)[0], *self._below(v, meet)[1])
+        up, _, from_cpu = self._root(u)
+        _, down, to_cpu = self._root(v)
+        return (*up, *self._root_limit(from_cpu), *self._cross(from_cpu, to_cpu, peer), *down)
+
+    def _below(self, device: str, switch: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        up: list[int] = []
+        down: list[int] = []
+        while device != switch:
+            edge = self.edges[device]
+            up.append(edge.up)
+            down.append(edge.down)
+            device = edge.under
+        return tuple(up), tuple(reversed(down))
+
+    def _cross(self, a: str, b: str, peer: bool) -> tuple[int, ...]:
+        """Links from socket to socket; what GPUs reach through them is a limit of its own."""
+        if a == b:
+            return ()
+        limit = self.numbers.get(f"{a}.peer")
+        ways = (self.link(f"{a}.out"), self.link(f"{b}.in"))
+        return (limit, *ways) if peer and limit is not None else ways
+
+    def _through_memory(self, u: str, v: str) -> tuple[int, ...]:
+        """Stage through the memory of the first device's socket."""
+        up, _, from_cpu = self._root(u)
+        _, down, to_cpu = self._root(v)
+        memory = self.link(f"{from_cpu}.memory")
+        ends = (*self._root_limit(from_cpu), memory, *self._cross(from_cpu, to_cpu, peer=False))
+        return (*up, *ends, *down)
+
+    def _root_limit(self, cpu: str) -> tuple[int, ...]:
+        name = f"{cpu}.root"
+        return (self.link(name),) if name in self.numbers else ()
