@@ -7,8 +7,9 @@ import pytest
 from nn_gpus import dry_gpu, real_gpu, strict_gpu
 
 from emu.errors import ConfigError
-from emu.nn.activation import GELU, ReLU
+from emu.nn.activation import GELU, ReLU, SwiGLU
 from emu.nn.attention import Attention
+from emu.nn.batchnorm import BatchNorm2d
 from emu.nn.compose import Recompute, Residual, Sequential
 from emu.nn.conv import Conv2d
 from emu.nn.embedding import Embedding
@@ -17,6 +18,8 @@ from emu.nn.loss import SoftmaxCrossEntropy
 from emu.nn.model import Model
 from emu.nn.norm import LayerNorm
 from emu.nn.pool import AvgPool2d, Flatten, MaxPool2d
+from emu.nn.rmsnorm import RMSNorm
+from emu.nn.rotary import Rotary
 
 D = {"dtype": "float64"}
 
@@ -33,6 +36,10 @@ LAYERS = {
     "relu": (lambda: ReLU(), (4, 5)),
     "gelu": (lambda: GELU(), (4, 5)),
     "layer norm": (lambda: LayerNorm("n", 6, **D), (2, 3, 6)),
+    "batch norm": (lambda: BatchNorm2d("n", 3, **D), (4, 3, 2, 3)),
+    "rms norm": (lambda: RMSNorm("n", 6, **D), (2, 3, 6)),
+    "swiglu": (lambda: SwiGLU(), (2, 3, 8)),
+    "rotary": (lambda: Rotary("r", 4, 2), (2, 5, (4 + 2 * 2) * 6)),
     "attention": (lambda: Attention("a", 3), (2, 5, 3 * 3 * 4)),
     "attention both ways": (lambda: Attention("a", 3, causal=False), (2, 5, 3 * 3 * 4)),
     "attention, grouped": (lambda: Attention("a", 4, 2), (2, 5, (4 + 2 * 2) * 3)),
@@ -220,6 +227,16 @@ def test_causal_attention_does_not_see_later_positions():
     after = _forward(gpu, layer, x)[0]
     np.testing.assert_array_equal(before[:, :4], after[:, :4])
     assert not np.array_equal(before[:, 4:], after[:, 4:])
+
+
+def test_rotary_scores_depend_on_distance_alone():
+    gpu, width = real_gpu(), 8
+    x = np.tile(np.random.default_rng(0).standard_normal((1, 1, 3 * width)), (1, 6, 1))
+    y, _ = Rotary("r", 1).forward(gpu, gpu.array(x))
+    scores = y[0, :, :width] @ y[0, :, width : 2 * width].T
+    for distance in range(6):
+        np.testing.assert_allclose(np.diagonal(scores, distance), scores[0, distance], rtol=1e-12)
+    np.testing.assert_array_equal(y[..., 2 * width :], x[..., 2 * width :])
 
 
 def test_max_pool_gives_a_tie_to_one_pixel():

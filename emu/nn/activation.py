@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from .kernel import Array, Cost, Device, Kernel, blocks, launch
+from .kernel import Array, Cost, Device, Kernel, blocks, launch, rows
 from .parameter import Parameter
 
 GELU_FLOPS, GELU_BACKWARD_FLOPS = 10, 18
@@ -52,6 +52,31 @@ def GELU(name: str = "gelu") -> Elementwise:
     return Elementwise(name, _gelu, _gelu_backward, (GELU_FLOPS, GELU_BACKWARD_FLOPS), keep_output=False)
 
 
+class SwiGLU:
+    """y = silu(a) b for x = (a, b) in the last dimension: 6 FLOPs an output forward, 14 backward.
+
+    Source: Shazeer, "GLU Variants Improve Transformer", 2020.
+    """
+
+    def __init__(self, name: str = "swiglu") -> None:
+        self.name = name
+
+    def parameters(self) -> list[Parameter]:
+        return []
+
+    def forward(self, gpu: Device, x: Array) -> tuple[Array, Array]:
+        y = gpu.empty((*x.shape[:-1], x.shape[-1] // 2), x.dtype, purpose="activations")
+        cost = Cost(6 * y.size, x.nbytes + y.nbytes, str(x.dtype))
+        launch(gpu, _swiglu, x, y, cost=cost, name=f"{self.name} forward")
+        return y, x
+
+    def backward(self, gpu: Device, saved: Array, dy: Array) -> Array:
+        dx = gpu.empty(saved.shape, dy.dtype, purpose="activations")
+        cost = Cost(14 * dy.size, 2 * saved.nbytes + dy.nbytes, str(dy.dtype))
+        launch(gpu, _swiglu_backward, saved, dy, dx, cost=cost, name=f"{self.name} backward")
+        return dx
+
+
 def _relu(xp: Any, x: Array, y: Array) -> None:
     xp.maximum(x, 0, out=y)
 
@@ -92,3 +117,32 @@ def _tanh_term(xp: Any, x: Array, out: Array) -> None:
     xp.add(out, _SLOPE, out=out)
     xp.multiply(out, x, out=out)
     xp.tanh(out, out=out)
+
+
+def _swiglu(xp: Any, x: Array, y: Array) -> None:
+    x, y, width = rows(x), rows(y), y.shape[-1]
+    for part in blocks(xp, y.shape[0], width):
+        gate, out = x[part, :width], y[part]
+        _sigmoid(xp, gate, out)
+        xp.multiply(out, gate, out=out)
+        xp.multiply(out, x[part, width:], out=out)
+
+
+def _swiglu_backward(xp: Any, x: Array, dy: Array, dx: Array) -> None:
+    x, dy, dx, width = rows(x), rows(dy), rows(dx), dy.shape[-1]
+    for part in blocks(xp, dy.shape[0], width):
+        gate, value, change = x[part, :width], x[part, width:], dy[part]
+        sigmoid = xp.empty_like(gate)
+        _sigmoid(xp, gate, sigmoid)
+        xp.multiply(change, gate * sigmoid, out=dx[part, width:])
+        slope = sigmoid * (1 + gate * (1 - sigmoid))
+        xp.multiply(slope, value, out=slope)
+        xp.multiply(slope, change, out=dx[part, :width])
+
+
+def _sigmoid(xp: Any, x: Array, out: Array) -> None:
+    """Write 1 / (1 + exp(-x)) in a form that cannot overflow."""
+    xp.multiply(x, 0.5, out=out)
+    xp.tanh(out, out=out)
+    xp.multiply(out, 0.5, out=out)
+    xp.add(out, 0.5, out=out)

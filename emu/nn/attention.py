@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from emu.errors import ConfigError
 
-from .kernel import Array, Cost, Device, launch
+from .kernel import Array, Cost, Device, launch, stats_dtype
 from .parameter import Parameter
 
 SOFTMAX_FLOPS, SOFTMAX_BACKWARD_FLOPS = 6, 5  # an element; with the scale
@@ -65,7 +65,7 @@ class Attention:
         y = gpu.empty((batch, length, heads * width), x.dtype, purpose="activations")
         name = f"{self.name} forward"
         if self.fused:
-            stats = gpu.empty((batch, heads, length), _stats_dtype(x), purpose="activations")
+            stats = gpu.empty((batch, heads, length), stats_dtype(x), purpose="activations")
             cost = Cost(self._fused_flops(x, products=2), x.nbytes + y.nbytes + stats.nbytes, self._math(x))
             launch(gpu, _fused_forward, x, y, stats, writes=2, shape=self._shape, cost=cost, name=name)
             return y, (x, stats)
@@ -123,10 +123,6 @@ class Attention:
         pairs = length * (length + 1) // 2 if self._shape.causal else length * length
         softmax = SOFTMAX_FLOPS if products == 2 else SOFTMAX_FLOPS + SOFTMAX_BACKWARD_FLOPS
         return batch * self._shape.heads * pairs * (2 * products * width + softmax)
-
-
-def _stats_dtype(x: Array) -> str:
-    return "float64" if str(x.dtype) == "float64" else "float32"
 
 
 def _split(x: Array, shape: _Shape) -> tuple[Array, Array, Array]:

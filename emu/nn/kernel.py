@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from emu.gpu import Cost
 
-__all__ = ["Array", "Cost", "Device", "Kernel", "blocks", "launch", "rows"]
+__all__ = ["Array", "Cost", "Device", "Kernel", "blocks", "launch", "rows", "stats_dtype"]
 
 Array = Any
 """An array of the device's module, or a dry array: shape, dtype, size, nbytes, `reshape`, slices as views."""
@@ -71,6 +71,11 @@ def blocks(xp: Any, length: int, width: int = 1) -> Iterator[slice]:
     step = max(1, BLOCK_ELEMENTS // max(1, width)) if xp.__name__ == "numpy" else max(1, length)
     for start in range(0, length, step):
         yield slice(start, min(length, start + step))
+
+
+def stats_dtype(x: Array) -> str:
+    """Name the dtype that a layer keeps its statistics of `x` in: float32, or float64 where x is."""
+    return "float64" if str(x.dtype) == "float64" else "float32"
 
 
 def rows(array: Array) -> Array:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .kernel import Array, Cost, Device, blocks, launch, rows
+from .kernel import Array, Cost, Device, blocks, launch, rows, stats_dtype
 from .linear import sum_rows
 from .parameter import Parameter, add_gradient, ones, zeros
 
@@ -30,8 +30,7 @@ class LayerNorm:
 
     def forward(self, gpu: Device, x: Array) -> tuple[Array, Any]:
         y = gpu.empty(x.shape, x.dtype, purpose="activations")
-        stats_dtype = "float64" if str(x.dtype) == "float64" else "float32"
-        stats = gpu.empty((2, x.size // self.width), stats_dtype, purpose="activations")
+        stats = gpu.empty((2, x.size // self.width), stats_dtype(x), purpose="activations")
         cost = Cost(
             FORWARD_FLOPS * x.size, 2 * x.nbytes + stats.nbytes + 2 * self.scale.nbytes, str(x.dtype)
         )
