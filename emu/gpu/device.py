@@ -145,6 +145,15 @@ class Gpu:
         with self._opened("step", index, STEP):
             yield
 
+    @contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """Run what follows without recording it: for what judges a program and is no part of it."""
+        before, self._log.muted = self._log.muted, True
+        try:
+            yield
+        finally:
+            self._log.muted = before
+
     def decide(self, name: str, value: Any, dry: Any) -> Any:
         """Return `value`, or what a dry run assumes instead; the trace's header keeps what was assumed."""
         if not self.dry:

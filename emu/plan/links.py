@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from emu.cluster import Cluster, load_cluster
 from emu.collectives.table import TABLE
 from emu.comm import Comm, run_dry
@@ -49,11 +51,13 @@ class LoneAllReduce:
         return run_dry(main, self.ranks)[1]
 
     def closed_form_s(self, cluster: Cluster) -> float:
-        """Return its time by the algorithm's formula, on the links between ranks 0 and 1."""
-        import numpy as np
+        """Return its time by the algorithm's formula, on the links between ranks 0 and 1.
 
+        A ring whose ranks do not divide the elements takes as long as one of p of its largest chunks.
+        """
         alpha_s, bandwidth_bytes_per_s = link_of(cluster)
-        n = self.count * np.dtype(self.dtype).itemsize
+        count = -(-self.count // self.ranks) * self.ranks if self.algorithm == "ring" else self.count
+        n = count * np.dtype(self.dtype).itemsize
         return TABLE["all_reduce"][self.algorithm].time_s(self.ranks, n, alpha_s, bandwidth_bytes_per_s, 0.0)
 
 
