@@ -1,0 +1,1 @@
+"""Measurements: one question a file, `python -m bench.QUESTION [--json]`, all on the runner of `bench.runner`."""
