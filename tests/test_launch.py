@@ -1,5 +1,6 @@
 """The set-up and start scripts, on this host."""
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -17,8 +18,9 @@ def checkout(tmp_path):
     shutil.copytree(ROOT / "launch", tmp_path / "launch")
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    digest = subprocess.run(["sha256sum"], stdin=open(tmp_path / "pyproject.toml"), capture_output=True, text=True)
-    (tmp_path / ".venv" / ".made-from").write_text(f"{tmp_path} openmpi {digest.stdout}")
+    dependencies = (tmp_path / "pyproject.toml").read_text().partition("[tool.ruff]")[0]
+    digest = hashlib.sha256(dependencies.encode()).hexdigest()
+    (tmp_path / ".venv" / ".made-from").write_text(f"{tmp_path} openmpi {digest}  -\n")
     return tmp_path
 
 
@@ -36,13 +38,19 @@ def test_a_second_set_up_starts_neither_python_nor_pip(checkout):
 
 
 def test_a_changed_dependency_makes_the_environment_anew(checkout):
-    with open(checkout / "pyproject.toml", "a") as file:
-        file.write("# changed\n")
+    text = (checkout / "pyproject.toml").read_text()
+    (checkout / "pyproject.toml").write_text(text.replace("dependencies = [", 'dependencies = ["scipy",'))
     (checkout / "python").write_text('#!/bin/sh\n[ "$1" = -c ] && exit 0\necho "made: $*" >&2; exit 1\n')
     (checkout / "python").chmod(0o755)
     ended = set_up(checkout, "openmpi", PYTHON=str(checkout / "python"))
     assert "made: -m venv --clear .venv" in ended.stderr
     assert ended.returncode != 0
+
+
+def test_a_changed_setting_of_the_linters_keeps_the_environment(checkout):
+    with open(checkout / "pyproject.toml", "a") as file:
+        file.write("# changed\n")
+    assert set_up(checkout, "openmpi", PYTHON="/nowhere/python").stdout == ".venv\n"
 
 
 def test_a_set_up_without_a_recent_python_says_so(checkout, tmp_path):
