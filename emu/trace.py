@@ -76,7 +76,7 @@ H2D, D2H, D2D = 0, 1, 2  # directions of a COPY
 
 DTYPES = (
     "float64", "float32", "tf32", "float16", "bfloat16", "float8",
-    "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8", "bool", "complex128",
+    "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8", "bool", "complex64", "complex128",
 )  # fmt: skip
 DTYPE_CODE: Mapping[str, int] = {name: code for code, name in enumerate(DTYPES)}
 

@@ -13,6 +13,7 @@ DTYPE_OF = {
     "fp8": "float8", "fp4": "float4", "int8": "int8",
 }  # fmt: skip
 _INTEGERS = ("int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool")
+_REAL_PART = {"complex64": "float32", "complex128": "float64"}  # complex arithmetic is counted in real FLOPs
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +147,7 @@ class GpuSpec:
 
         What the GPU has no unit for runs as float32: bfloat16 or tf32 on a GPU from before them, integers.
         """
+        dtype = _REAL_PART.get(dtype, dtype)
         if dtype in self.peak_flops:
             return self.peak_flops[dtype]
         if dtype in DTYPE_OF.values() or dtype in _INTEGERS or dtype.startswith("float8"):
