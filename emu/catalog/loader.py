@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from emu.catalog.schema import KINDS, check_table, nearest, plain, unknown
+from emu.catalog.schema import KINDS, WORDS, check_table, nearest, plain, unknown
 from emu.errors import ConfigError
 
 _BUILTIN = "catalog"
@@ -58,12 +58,15 @@ class Catalog:
 
     def entry(self, kind: str, name: str, where: str | None = None) -> Entry:
         """Return an entry by its name or an alias; an unknown name lists the nearest ones."""
-        table = self.tables[kind]
-        key = name if name in table else self._aliases(kind).get(name)
-        if key is None:
+        key = self.canonical(kind, name)
+        if key not in self.tables[kind]:
             place = where or kind
             raise ConfigError(f"{place}: {unknown(_singular(kind), name, self.known(kind))}")
         return self._entry(kind, key)
+
+    def canonical(self, kind: str, name: str) -> str:
+        """Return the name that an alias stands for, or the name itself."""
+        return name if name in self.tables[kind] else self._aliases(kind).get(name, name)
 
     def known(self, kind: str) -> list[str]:
         """Return all names and aliases of a kind."""
@@ -144,8 +147,9 @@ def read(path: str | Path) -> tuple[Catalog, dict[str, Any] | None]:
             raise ConfigError(f"{path}: {unknown('table', kind, ['cluster', *KINDS])}")
         if not isinstance(group, dict) or not all(isinstance(raw, dict) for raw in group.values()):
             raise ConfigError(f"{path} [{kind}]: must hold tables such as [{kind}.mine], got {group!r}")
-        for name, raw in group.items():
-            tables[kind][name] = merge(tables[kind].get(name, {}), raw)
+        for written, raw in group.items():
+            name = base.canonical(kind, written)
+            tables[kind][name] = merge(tables[kind].get(name, {}), _sourced(raw, raw.get("source", str(path))))
             files[kind, name] = str(path)
     catalog = Catalog(tables, files, base.sources)
     for kind, name in files:
@@ -175,11 +179,24 @@ def _read_text(path: Path) -> str:
         raise ConfigError(f"{path}: cannot be read: {reason}") from None
 
 
+def _sourced(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Write beside each figure of a user's table where it comes from, so that it never looks like a published one."""
+    sourced: dict[str, Any] = {}
+    for key, value in raw.items():
+        if isinstance(value, dict):
+            sourced[key] = value if "value" in value else _sourced(value, source)
+        elif key in WORDS or (isinstance(value, list) and any(isinstance(item, dict) for item in value)):
+            sourced[key] = value
+        else:
+            sourced[key] = {"value": value, "source": source}
+    return sourced
+
+
 def _figures(raw: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Figure]]:
     """Yield each figure with its source: its own, or else the entry's."""
     default = raw.get("source", "")
     for key, value in raw.items():
-        if key in ("base", "note", "source", "aliases", "title"):
+        if key in WORDS:
             continue
         if isinstance(value, dict) and "value" not in value:
             yield from _figures({"source": default, **value}, f"{prefix}{key}.")

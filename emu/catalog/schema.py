@@ -119,7 +119,7 @@ size = parse_bytes
 size_or_zero = partial(parse_bytes, zero=True)
 count_or_zero = partial(parse_count, least=0)
 
-_WORDS: dict[str, Parser] = {"base": text, "note": text, "source": text, "aliases": texts, "title": text}
+WORDS: dict[str, Parser] = {"base": text, "note": text, "source": text, "aliases": texts, "title": text}
 
 _Keys = dict[str, "Parser | Table"]
 _GPU: _Keys = {
@@ -184,12 +184,12 @@ FAULTS: _Keys = {
 }  # fmt: skip
 _CLUSTER: _Keys = {
     "node": text, "nodes": count_or_any, "groups": Table({"node": text, "nodes": parse_count}, many=True),
-    "transport": text, "fabric": Table({**FABRIC, **_WORDS}, name_instead=True), "faults": Table(FAULTS),
+    "transport": text, "fabric": Table({**FABRIC, **WORDS}, name_instead=True), "faults": Table(FAULTS),
     "name": text,
 }  # fmt: skip
 
 KINDS: dict[str, dict[str, Parser | Table]] = {
-    kind: {**_WORDS, **keys}
+    kind: {**WORDS, **keys}
     for kind, keys in {
         "gpus": _GPU, "cpus": _CPU, "links": _LINK, "transports": _TRANSPORT, "switches": _SWITCH,
         "nodes": _NODE, "fabrics": FABRIC, "clusters": _CLUSTER,
@@ -218,20 +218,33 @@ def check_table(raw: Any, keys: Mapping[str, Parser | Table], where: str) -> dic
     for key, value in raw.items():
         if key not in keys:
             raise ConfigError(f"{where}: {unknown('key', key, keys)}")
-        values[key] = _check_value(value, keys[key], f"{where} {key}")
+        values[key] = _check_value(value, keys[key], where, key)
     return values
 
 
-def _check_value(value: Any, field: Parser | Table, where: str) -> Any:
+def _check_value(value: Any, field: Parser | Table, where: str, key: str) -> Any:
     if not isinstance(field, Table):
-        return field(plain(value), where)
-    if field.name_instead and isinstance(value, str):
-        return value
+        return field(_figure(value, f"{where} {key}"), f"{where} {key}")
+    if field.name_instead and isinstance(plain(value), str):
+        return plain(value)
     if not field.many:
-        return check_table(value, field.keys, where)
+        return check_table(value, field.keys, inside(where, key))
     if not isinstance(value, list):
-        raise ConfigError(f"{where}: must be a list of tables, got {value!r}")
-    return tuple(check_table(item, field.keys, f"{where}[{i}]") for i, item in enumerate(value))
+        raise ConfigError(f"{where} {key}: must be a list of tables, got {value!r}")
+    return tuple(check_table(item, field.keys, inside(where, f"{key}[{i}]")) for i, item in enumerate(value))
+
+
+def inside(where: str, key: str) -> str:
+    """Name a table inside a table: `mine.toml [nodes.box]` and "pcie" make `mine.toml [nodes.box.pcie]`."""
+    return f"{where[:-1]}.{key}]" if where.endswith("]") else f"{where} {key}"
+
+
+def _figure(value: Any, where: str) -> Any:
+    if isinstance(value, dict) and "value" in value:
+        for key in value:
+            if key not in ("value", "source", "from_memory"):
+                raise ConfigError(f"{where}: {unknown('key', key, ('value', 'source', 'from_memory'))}")
+    return plain(value)
 
 
 def plain(value: Any) -> Any:

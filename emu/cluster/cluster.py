@@ -125,7 +125,7 @@ class Cluster:
     def check_ranks(self, ranks: int) -> None:
         """Raise ConfigError if there are fewer GPUs than ranks."""
         if ranks > self.size:
-            raise ConfigError(too_many(self.name, ranks, self.size, self.size // self.nodes))
+            raise ConfigError(too_many(self.name, ranks, self.size, self.spec.gpus_a_unit))
 
     # Routes.
 
@@ -260,8 +260,8 @@ class Cluster:
 
     @cached_property
     def sha256(self) -> str:
-        """Return the hash of the description: equal clusters, equal hash."""
-        text = json.dumps(self.describe(), sort_keys=True, allow_nan=True)
+        """Return the hash of the description without the cluster's name: equal clusters, equal hash."""
+        text = json.dumps(self.describe() | {"name": ""}, sort_keys=True, allow_nan=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def __eq__(self, other: object) -> bool:
@@ -295,13 +295,10 @@ class Cluster:
         return rank
 
 
-def too_many(name: str, ranks: int, size: int, a_node: int) -> str:
-    """Write the error of more ranks than GPUs, with what to ask for instead."""
-    base = name.rsplit(":", 1)[0]
-    return (
-        f"cluster {name}: has {size} GPUs, got {ranks} ranks; "
-        f"use at most {size} ranks, or {base}:{-(-ranks // max(a_node, 1))}"
-    )
+def too_many(name: str, ranks: int, size: int, a_unit: int) -> str:
+    """Write the error of more ranks than GPUs, with what to ask for instead; a unit of 0 cannot be added."""
+    more = f", or {name.rsplit(':', 1)[0]}:{-(-ranks // a_unit)}" if a_unit and "=" not in name else ""
+    return f"cluster {name}: has {size} GPUs, got {ranks} ranks; use at most {size} ranks{more}"
 
 
 def _plain(value: Any) -> Any:

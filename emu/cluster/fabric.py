@@ -150,11 +150,8 @@ def build_fabric(spec: FabricSpec, ports: Sequence[Port], rate: float, efficienc
 
 
 def _check_one_switch(spec: FabricSpec, ports: int, where: str) -> None:
-    if spec.switch.ports is not None and ports > spec.switch.ports:
-        raise ConfigError(
-            f"{where}: one {spec.switch.name} has {spec.switch.ports} ports, got {ports} NICs; "
-            "use a leaf-spine or a fat tree"
-        )
+    if spec.ports is not None and ports > spec.ports:
+        raise ConfigError(f"{where}: the switch has {spec.ports} ports, got {ports} NICs; use a leaf-spine")
 
 
 def _link(spec: FabricSpec, name: str, rate: float, latency_s: float) -> Link:

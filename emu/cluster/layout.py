@@ -109,12 +109,10 @@ def _check_switches(switches: tuple[PcieSwitchSpec, ...], spec: NodeSpec, where:
                 f"({', '.join(sorted(known))}), got {switch.under!r}"
             )
         known.add(switch.name)
-    for what, count in (("gpus", spec.gpus), ("nics", spec.nic.count)):
+    for what in ("gpus", "nics"):  # a number beyond the node's devices is an empty slot
         named = [i for switch in switches for i in getattr(switch, what)]
-        if len(set(named)) != len(named) or any(i >= count for i in named):
-            raise ConfigError(
-                f"{where} pcie: switches must name each of the {count} {what} at most once, got {sorted(named)}"
-            )
+        if len(set(named)) != len(named):
+            raise ConfigError(f"{where} pcie: switches must name each of the {what} once, got {sorted(named)}")
 
 
 def _add_nvlink(node: Node) -> None:

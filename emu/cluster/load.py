@@ -145,7 +145,7 @@ def _make(
     described = resolve_cluster(spec, catalog, table, where, overrides, faults, count, gpus)
     size = sum(node.gpus * nodes for node, nodes in described.groups)
     if gpus is not None and gpus > size:
-        raise ConfigError(too_many(spec, gpus, size, described.groups[0][0].gpus))
+        raise ConfigError(too_many(spec, gpus, size, described.gpus_a_unit))
     for kind, rank in described.faults.ranks():
         if rank >= size:
             raise ConfigError(f"{kind}: the cluster has ranks 0 to {size - 1}, got {rank}")
@@ -164,18 +164,18 @@ def resolve_cluster(
 ) -> ClusterSpec:
     """Resolve a [cluster] table to a description, with its size settled."""
     resolver = Resolver(catalog, overrides)
-    groups = _groups(resolver, table, where, count, gpus)
+    groups, unit = _groups(resolver, table, where, count, gpus)
     transport = resolver.transport(table.get("transport", "rdma"), f"{where} transport", between_nodes=True)
     inside = tuple(resolver.transport(name, where) for name in ("nvlink", "pcie"))
     fabric = resolver.fabric(table.get("fabric", "one-switch"), f"{where} fabric")
     declared = Faults.from_table({**table.get("faults", {}), **faults}, f"{where} faults" if not faults else "faults")
-    return ClusterSpec(str(table.get("name", spec)), groups, transport, inside, fabric, declared)
+    return ClusterSpec(str(table.get("name", spec)), groups, transport, inside, fabric, declared, unit)
 
 
 def _groups(
     resolver: Resolver, table: Mapping[str, Any], where: str, count: int | None, gpus: int | None
-) -> tuple[tuple[NodeSpec, int], ...]:
-    """Return the nodes and how many there are of each."""
+) -> tuple[tuple[tuple[NodeSpec, int], ...], int]:
+    """Return the nodes and how many there are of each, and how many GPUs one more unit would add."""
     if "groups" in table:
         if "node" in table or count is not None:
             raise ConfigError(f"{where}: has groups of nodes of its own, so neither 'node' nor a number of nodes fits")
@@ -183,18 +183,19 @@ def _groups(
             for key in ("node", "nodes"):
                 if key not in group:
                     raise ConfigError(f"{where} groups[{i}]: needs the key {key!r}")
-        return tuple((resolver.node(g["node"], None, f"{where} groups"), g["nodes"]) for g in table["groups"])
+        groups = tuple((resolver.node(g["node"], None, f"{where} groups"), g["nodes"]) for g in table["groups"])
+        return groups, 0
     if "node" not in table:
         raise ConfigError(f"{where}: needs the key 'node': which machine the cluster is made of")
     name = table["node"]
     elastic = resolver.catalog.entry("nodes", name, f"{where} node").values.get("gpus") == "any"
     if elastic:
-        return ((resolver.node(name, count or gpus or DEFAULT_GPUS, f"{where} node"), 1),)
+        return ((resolver.node(name, count or gpus or DEFAULT_GPUS, f"{where} node"), 1),), 1
     node = resolver.node(name, None, f"{where} node")
     nodes = table.get("nodes", 1) if count is None else count
     if nodes == "any":
         nodes = -(-(gpus or DEFAULT_GPUS) // node.gpus)
-    return ((node, nodes),)
+    return ((node, nodes),), node.gpus
 
 
 def _read_settings(

@@ -242,12 +242,15 @@ def _fabric(values: Mapping[str, Any], switch: SwitchSpec, where: str) -> Fabric
         if up != int(up) or up < 1:
             raise ConfigError(f"{where}: {k // 2} ports down divided by {ratio:g} must be whole, got {up:g} uplinks")
         down, up = k // 2, int(up)
+    if kind != "switch" and down is not None and up is not None and switch.ports and down + up > switch.ports:
+        raise ConfigError(f"{where}: a {switch.name} has {switch.ports} ports, got {down} down and {up} up")
     spines = values.get("spines")
     if spines is not None and up is not None and kind != "fat-tree" and up % spines:
         raise ConfigError(f"{where}: uplinks must divide evenly over the spines, got {up} over {spines}")
     return FabricSpec(
         kind,
         switch,
+        ports,
         down,
         up,
         spines,

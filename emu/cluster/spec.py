@@ -124,6 +124,7 @@ class FabricSpec:
 
     kind: str = "switch"
     switch: SwitchSpec = field(default_factory=lambda: SwitchSpec("ideal"))
+    ports: int | None = None  # a limit that the fabric itself names; one switch has as many as needed otherwise
     down: int | None = None
     up: int | None = None
     spines: int | None = None
@@ -146,3 +147,4 @@ class ClusterSpec:
     inside: tuple[Transport, ...]
     fabric: FabricSpec
     faults: Faults
+    gpus_a_unit: int = 1  # how many GPUs one more of `NAME:N` adds
