@@ -55,7 +55,8 @@ LAYERS = {
     "flatten": (lambda: Flatten(), (2, 3, 4)),
     "residual": (_block, (4, 6)),
     "residual with shortcut": (
-        lambda: Residual("r", Linear("a", 5, 7, **D), Linear("b", 5, 7, **D)), (4, 5),
+        lambda: Residual("r", Linear("a", 5, 7, **D), Linear("b", 5, 7, **D)),
+        (4, 5),
     ),
     "residual of a view": (lambda: Residual("r", Residual("q", Flatten())), (3, 4)),
     "recomputed": (lambda: Recompute(_block()), (4, 6)),
@@ -178,10 +179,10 @@ def test_lower_precisions_keep_their_dtype_and_come_close(name, dtype, tolerance
     assert {cost.dtype for _, cost in gpu.tape} == {dtype}
 
 
-@pytest.mark.parametrize("positions", [None, 8])
-def test_embedding_gradients_sum_over_equal_tokens(positions):
+@pytest.mark.parametrize("positions, segments", [(None, None), (8, None), (8, 2)])
+def test_embedding_gradients_sum_over_equal_tokens(positions, segments):
     gpu, rng = real_gpu(), np.random.default_rng(0)
-    layer = Embedding("e", 7, 3, positions, dtype="float64")
+    layer = Embedding("e", 7, 3, positions, segments=segments, dtype="float64")
     model = Model("m", [layer])
     model.initialise(gpu, seed=0)
     tokens = rng.integers(0, 7, (4, 5)).astype(np.int32)
@@ -197,6 +198,9 @@ def test_embedding_gradients_sum_over_equal_tokens(positions):
         values = values + layer.position.data[:5]
         np.testing.assert_allclose(layer.position.grad[:5], direction.sum(axis=0), atol=1e-14)
         assert not layer.position.grad[5:].any()
+    if layer.segment is not None:
+        values = values + layer.segment.data[0]
+        np.testing.assert_allclose(layer.segment.grad, [direction.sum(axis=(0, 1)), [0] * 3], atol=1e-14)
     np.testing.assert_array_equal(y, values)
 
 
@@ -204,7 +208,7 @@ def test_embedding_runs_strict_and_dry():
     tokens = np.array([[1, 2, 1]], np.int32)
     tapes = []
     for gpu in (real_gpu(), strict_gpu(), dry_gpu()):
-        model = Model("m", [Embedding("e", 4, 3, 6)])
+        model = Model("m", [Embedding("e", 4, 3, 6, segments=2)])
         model.initialise(gpu, seed=0)
         y, saved = model.forward(gpu, gpu.array(tokens))
         model.backward(gpu, saved, y)
@@ -299,6 +303,7 @@ def test_empty_batches_pass_through():
 @pytest.mark.parametrize(
     "make, shape, message",
     [
+        (lambda: Embedding("e", 4, 3, 2), (1, 3), "e: a length of at most 2 is expected, got 3"),
         (lambda: Attention("a", 3), (2, 5, 10), "a: the input must have shape"),
         (lambda: Conv2d("c", 1, 1, 5), (1, 1, 3, 3), "c: a window of 5 must fit into 3"),
         (lambda: MaxPool2d("p", 4), (1, 1, 3, 3), "p: a window of 4 must fit"),

@@ -15,9 +15,7 @@ _SLOPE, _CUBE = math.sqrt(2 / math.pi), 0.044715
 class Elementwise:
     """y = f(x) by two kernels; backward gets what forward kept: its input, or its output."""
 
-    def __init__(
-        self, name: str, forward: Kernel, backward: Kernel, flops: tuple[int, int], keep_output: bool
-    ) -> None:
+    def __init__(self, name: str, forward: Kernel, backward: Kernel, flops: tuple[int, int], keep_output: bool) -> None:
         self.name = name
         self._kernels = forward, backward
         self._flops = flops

@@ -114,9 +114,7 @@ class Attention:
         batch, length, width = self._width(x)
         queries = batch * length * self._shape.heads * width
         keys = batch * length * self._shape.groups * width
-        return Cost(
-            2 * weights.size * width, weights.nbytes + (queries + keys) * x.dtype.itemsize, self._math(x)
-        )
+        return Cost(2 * weights.size * width, weights.nbytes + (queries + keys) * x.dtype.itemsize, self._math(x))
 
     def _fused_flops(self, x: Array, products: int) -> int:
         batch, length, width = self._width(x)

@@ -63,9 +63,7 @@ def text(length: int = 64, *, characters: int = 1 << 20, test_fraction: float = 
     inputs = numbers[: count * length].reshape(count, length)
     targets = numbers[1 : count * length + 1].reshape(count, length)
     split = count - max(1, int(count * test_fraction))
-    return Dataset(
-        "text", inputs[:split], targets[:split], inputs[split:], targets[split:], len(symbols), symbols
-    )
+    return Dataset("text", inputs[:split], targets[:split], inputs[split:], targets[split:], len(symbols), symbols)
 
 
 def standard_library(characters: int) -> str:

@@ -1,12 +1,14 @@
 """Token and position embeddings: a lookup forward, a scatter-add backward.
 
-With N tokens and width d: forward reads N(d) of the table and writes N d (N d additions for positions);
-backward reads N d, and clears and adds into the whole table.
+With N tokens and width d: forward reads N d of the table and writes N d (and adds N d for positions, and for a
+segment); backward reads N d, and clears and adds into the whole table.
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+from emu.errors import ConfigError
 
 from .kernel import Array, Cost, Device, launch, rows
 from .parameter import Parameter, add_gradient, normal
@@ -15,8 +17,9 @@ from .parameter import Parameter, add_gradient, normal
 class Embedding:
     """y[b, t] = token[x[b, t]] (+ position[t]) for integers x of shape (batch, length).
 
-    `positions` is the longest length; without it no positions are added. The table has shape
-    (vocabulary, width), that of a Linear from width to vocabulary, so that the two can be tied.
+    `positions` is the longest length; without it no positions are added. With `segments` the first row of a
+    table of so many is added everywhere, as for BERT's single sentences. The table has shape (vocabulary,
+    width), that of a Linear from width to vocabulary, so that the two can be tied.
     """
 
     def __init__(
@@ -26,6 +29,7 @@ class Embedding:
         width: int,
         positions: int | None = None,
         *,
+        segments: int | None = None,
         deviation: float = 0.02,
         dtype: str = "float32",
     ) -> None:
@@ -35,17 +39,28 @@ class Embedding:
         self.position = None
         if positions is not None:
             self.position = Parameter(f"{name}.position", (positions, width), normal(deviation), dtype)
+        self.segment = None
+        if segments is not None:
+            self.segment = Parameter(f"{name}.segment", (segments, width), normal(deviation), dtype)
 
     def parameters(self) -> list[Parameter]:
-        return [self.token] if self.position is None else [self.token, self.position]
+        return [self.token, *self._added()]
+
+    def _added(self) -> list[Parameter]:
+        return [table for table in (self.position, self.segment) if table is not None]
 
     def forward(self, gpu: Device, x: Array) -> tuple[Array, Array]:
         y = gpu.empty((*x.shape, self.width), self.token.dtype, purpose="activations")
-        tables = [self.token.data] + ([self.position.data] if self.position else [])
-        flops = y.size if self.position else 0
-        read = x.nbytes + y.nbytes + (x.shape[-1] * self.width * y.dtype.itemsize if self.position else 0)
-        cost = Cost(flops, read + y.nbytes, str(y.dtype))
-        launch(gpu, _forward, x, *tables, y, cost=cost, name=f"{self.name} forward")
+        if self.position is not None and x.shape[-1] > self.position.shape[0]:
+            raise ConfigError(
+                f"{self.name}: a length of at most {self.position.shape[0]} is expected, got {x.shape[-1]}"
+            )
+        added = [(self.position, x.shape[-1]), (self.segment, 1)]
+        tables: list[tuple[Array, int]] = [(table.data, length) for table, length in added if table is not None]
+        read = x.nbytes + y.nbytes + sum(length * self.width * y.dtype.itemsize for _, length in tables)
+        cost = Cost(len(tables) * y.size, read + y.nbytes, str(y.dtype))
+        arrays = x, self.token.data, *(table[:length] for table, length in tables), y
+        launch(gpu, _forward, *arrays, cost=cost, name=f"{self.name} forward")
         return y, x
 
     def backward(self, gpu: Device, saved: Array, dy: Array) -> None:
@@ -56,13 +71,16 @@ class Embedding:
         if self.position is not None:
             cost = Cost(dy.size, dy.nbytes + self.position.nbytes, dtype)
             add_gradient(gpu, self.position, _position_gradient, dy, cost=cost, name=name)
+        if self.segment is not None:
+            cost = Cost(dy.size, dy.nbytes + self.segment.nbytes, dtype)
+            add_gradient(gpu, self.segment, _segment_gradient, dy, cost=cost, name=name)
 
 
 def _forward(xp: Any, x: Array, token: Array, *rest: Array) -> None:
     y = rest[-1]
     xp.take(token, x, axis=0, out=y)
-    if len(rest) == 2:
-        xp.add(y, rest[0][: x.shape[-1]], out=y)
+    for table in rest[:-1]:
+        xp.add(y, table, out=y)
 
 
 def _token_gradient(xp: Any, x: Array, dy: Array, grad: Array) -> None:
@@ -74,3 +92,8 @@ def _position_gradient(xp: Any, dy: Array, grad: Array) -> None:
     length = dy.shape[-2]
     grad[length:] = 0
     xp.sum(dy.reshape((-1, length, dy.shape[-1])), axis=0, out=grad[:length])
+
+
+def _segment_gradient(xp: Any, dy: Array, grad: Array) -> None:
+    grad[1:] = 0
+    xp.sum(rows(dy), axis=0, out=grad[0])

@@ -37,9 +37,7 @@ class Linear:
         self.inputs, self.outputs = inputs, outputs
         self.math = math
         self.input_gradient = input_gradient
-        self.weight = weight or Parameter(
-            f"{name}.weight", (outputs, inputs), init or he_uniform(inputs), dtype
-        )
+        self.weight = weight or Parameter(f"{name}.weight", (outputs, inputs), init or he_uniform(inputs), dtype)
         self.bias = Parameter(f"{name}.bias", (outputs,), zeros, dtype) if bias else None
 
     def parameters(self) -> list[Parameter]:

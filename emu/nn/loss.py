@@ -21,9 +21,7 @@ class SoftmaxCrossEntropy:
 
     name = "cross-entropy"
 
-    def forward(
-        self, gpu: Device, logits: Array, targets: Array, total: int | None = None
-    ) -> tuple[Array, Any]:
+    def forward(self, gpu: Device, logits: Array, targets: Array, total: int | None = None) -> tuple[Array, Any]:
         """Return a device array of two float64, this rank's part of the mean loss and its number of right
         predictions, and what backward needs.
 

@@ -27,9 +27,7 @@ MLP_WIDTHS = (64, 2048, 2048, 1280, 512, 10)
 it, and a last one, so that the first bucket's transfer can hide behind most of backward."""
 
 
-def mlp(
-    widths: Sequence[int] = MLP_WIDTHS, *, dtype: str = "float32", math: str | None = None
-) -> Model:
+def mlp(widths: Sequence[int] = MLP_WIDTHS, *, dtype: str = "float32", math: str | None = None) -> Model:
     """Return Linear layers of these widths (inputs first, classes last) with ReLU between them."""
     if len(widths) < 2 or min(widths) < 1:
         raise ConfigError(f"mlp: widths must be two or more numbers of at least 1, got {list(widths)}")
@@ -103,7 +101,13 @@ def gpt(
         layers.append(Recompute(block) if recompute else block)
     layers.append(LayerNorm("norm", width, dtype=dtype))
     head = Linear(
-        "head", width, vocabulary, bias=False, init=normal(0.02), dtype=dtype, math=math,
+        "head",
+        width,
+        vocabulary,
+        bias=False,
+        init=normal(0.02),
+        dtype=dtype,
+        math=math,
         weight=embedding.token if tied else None,
     )
     return Model("gpt", [*layers, head])

@@ -31,13 +31,9 @@ class LayerNorm:
     def forward(self, gpu: Device, x: Array) -> tuple[Array, Any]:
         y = gpu.empty(x.shape, x.dtype, purpose="activations")
         stats = gpu.empty((2, x.size // self.width), stats_dtype(x), purpose="activations")
-        cost = Cost(
-            FORWARD_FLOPS * x.size, 2 * x.nbytes + stats.nbytes + 2 * self.scale.nbytes, str(x.dtype)
-        )
+        cost = Cost(FORWARD_FLOPS * x.size, 2 * x.nbytes + stats.nbytes + 2 * self.scale.nbytes, str(x.dtype))
         arrays = x, self.scale.data, self.shift.data, y, stats
-        launch(
-            gpu, _forward, *arrays, writes=2, epsilon=self.epsilon, cost=cost, name=f"{self.name} forward"
-        )
+        launch(gpu, _forward, *arrays, writes=2, epsilon=self.epsilon, cost=cost, name=f"{self.name} forward")
         return y, (x, stats)
 
     def backward(self, gpu: Device, saved: Any, dy: Array) -> Array:
@@ -54,9 +50,7 @@ class LayerNorm:
         return dx
 
 
-def _forward(
-    xp: Any, x: Array, scale: Array, shift: Array, y: Array, stats: Array, epsilon: float
-) -> None:
+def _forward(xp: Any, x: Array, scale: Array, shift: Array, y: Array, stats: Array, epsilon: float) -> None:
     x, y, width = rows(x), rows(y), x.shape[-1]
     for part in blocks(xp, x.shape[0], width):
         mean, inverse, out = stats[0, part], stats[1, part], y[part]

@@ -136,8 +136,7 @@ class Optimizer:
         self.rule = rule
         self.steps = 0
         self.state: list[tuple[Array, ...]] = [
-            tuple(gpu.zeros(x.shape, x.dtype, purpose="optimizer state") for _ in range(rule.slots))
-            for x in arrays
+            tuple(gpu.zeros(x.shape, x.dtype, purpose="optimizer state") for _ in range(rule.slots)) for x in arrays
         ]
 
     def step(
