@@ -90,11 +90,12 @@ class Catalog:
 
     def _inherited(self, kind: str, name: str, below: tuple[str, ...]) -> dict[str, Any]:
         raw = self.tables[kind][name]
-        base = raw.get("base")
-        if base is None:
+        written = raw.get("base")
+        if written is None:
             return deepcopy(raw)
+        base = self.canonical(kind, str(written))
         if base in (*below, name) or base not in self.tables[kind]:
-            reason = "bases form a circle" if base in (*below, name) else unknown("base", str(base), self.tables[kind])
+            reason = "bases form a circle" if base in (*below, name) else unknown("base", base, self.known(kind))
             raise ConfigError(f"{self.where(kind, name)} base: {reason}")
         inherited = self._inherited(kind, base, (*below, name))
         for word in _UNINHERITED:

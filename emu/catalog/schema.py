@@ -227,6 +227,7 @@ def _check_value(value: Any, field: Parser | Table, where: str, key: str) -> Any
         return field(_figure(value, f"{where} {key}"), f"{where} {key}")
     if field.name_instead and isinstance(plain(value), str):
         return plain(value)
+    value = plain(value)
     if not field.many:
         return check_table(value, field.keys, inside(where, key))
     if not isinstance(value, list):

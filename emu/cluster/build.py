@@ -76,15 +76,16 @@ def _apply(links: list[Link], faults: Faults) -> tuple[list[Link], tuple[LinkCha
 
 
 def matching(links: Sequence[Link], pattern: str, where: str) -> list[int]:
-    """Return the links of a name, of all names that begin with it ("node0.nic0"), or of a glob ("*.nic0.up")."""
-    found = [
-        i
-        for i, link in enumerate(links)
-        if link.name == pattern or link.name.startswith(f"{pattern}.") or fnmatch.fnmatchcase(link.name, pattern)
-    ]
+    """Return the links whose names are, or begin with, the pattern part by part: "node0.nic0", "*.nic0.up"."""
+    wanted = pattern.split(".")
+    found = [i for i, link in enumerate(links) if _begins(link.name.split("."), wanted)]
     if not found:
         names = {link.name for link in links} | {link.name.rsplit(".", 1)[0] for link in links}
         close = nearest(pattern, sorted(names))
         hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"such as {links[0].name!r}"
         raise ConfigError(f"{where}: unknown link {pattern!r}; {hint}")
     return found
+
+
+def _begins(parts: Sequence[str], wanted: Sequence[str]) -> bool:
+    return len(parts) >= len(wanted) and all(map(fnmatch.fnmatchcase, parts, wanted))

@@ -38,7 +38,7 @@ class Slow:
 
 @dataclass(frozen=True)
 class Degradation:
-    """Links at `factor` of their bandwidth from `start_s` to `end_s`. `link` is a name, its beginning, or a glob."""
+    """Links at `factor` of their bandwidth from `start_s` to `end_s`. `link` is a name, its first parts, or a glob."""
 
     link: str
     factor: float

@@ -124,9 +124,9 @@ def _find(base: str) -> tuple[Catalog, Mapping[str, Any], str]:
 def _with_base(catalog: Catalog, cluster: Mapping[str, Any], where: str) -> dict[str, Any]:
     table = dict(cluster)
     if "base" in table:
-        name = table.pop("base")
+        name = catalog.canonical("clusters", str(table.pop("base")))
         if name not in catalog.tables["clusters"]:
-            raise ConfigError(f"{where} base: {unknown('cluster', str(name), catalog.known('clusters'))}")
+            raise ConfigError(f"{where} base: {unknown('cluster', name, catalog.known('clusters'))}")
         table = merge(dict(catalog.tables["clusters"][name]), table)
     return check_table(table, KINDS["clusters"], where)
 
@@ -141,7 +141,7 @@ def _make(
     gpus: int | None,
 ) -> Cluster:
     catalog, overrides, faults = _read_settings(catalog, settings)
-    table = dict(table) | {key[1]: value for key, value in overrides.items() if key[0] == "cluster"}
+    table = _over_cluster(table, {key[1]: value for key, value in overrides.items() if key[0] == "cluster"})
     described = resolve_cluster(spec, catalog, table, where, overrides, faults, count, gpus)
     size = sum(node.gpus * nodes for node, nodes in described.groups)
     if gpus is not None and gpus > size:
@@ -150,6 +150,15 @@ def _make(
         if rank >= size:
             raise ConfigError(f"{kind}: the cluster has ranks 0 to {size - 1}, got {rank}")
     return build(described)
+
+
+def _over_cluster(table: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay settings over the [cluster] table; another fabric's shape is built of the same switches."""
+    merged = {**table, **over}
+    old, new = table.get("fabric"), over.get("fabric")
+    if isinstance(new, str) and isinstance(old, Mapping) and "switch" in old:
+        merged["fabric"] = {"base": new, "switch": old["switch"]}
+    return merged
 
 
 def resolve_cluster(

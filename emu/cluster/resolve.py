@@ -227,34 +227,39 @@ def _check_edges(edges: tuple[tuple[int, ...], ...], gpus: int, where: str) -> N
         seen.add(pair)
 
 
+_SHAPE = ("down", "up", "spines", "k", "oversubscription", "uplink", "cross_rail", "routing", "hop_latency")
+_NOT_FOR = {
+    "switch": _SHAPE,
+    "leaf-spine": ("k", "cross_rail"),
+    "rail": ("k",),
+    "fat-tree": ("down", "up", "spines", "cross_rail", "ports"),
+}
+
+
 def _fabric(values: Mapping[str, Any], switch: SwitchSpec, where: str) -> FabricSpec:
     kind = values.get("kind", "switch")
+    for key in _NOT_FOR[kind]:
+        if key in values and values[key] != 1.0:  # 1:1 fits everywhere
+            hint = "; choose another kind, such as leaf-spine" if kind == "switch" else ""
+            raise ConfigError(f"{where}: {key!r} is not for a fabric of kind {kind!r}{hint}")
     ratio = values.get("oversubscription", 1.0)
-    down, up, k = values.get("down"), values.get("up"), values.get("k")
-    ports = values.get("ports")
+    down = up = None
     if kind in ("leaf-spine", "rail"):
-        down, up = _leaf(values, down, up, ports, ratio, where)
+        down, up = _leaf(values, switch, where)
         ratio = down / up
-    if kind == "fat-tree":
-        if k is None or k % 2:
-            raise ConfigError(f"{where}: a fat tree needs an even number of ports k, got {k}")
-        up = k / 2 / ratio
-        if up != int(up) or up < 1:
-            raise ConfigError(f"{where}: {k // 2} ports down divided by {ratio:g} must be whole, got {up:g} uplinks")
-        down, up = k // 2, int(up)
-    if kind != "switch" and down is not None and up is not None and switch.ports and down + up > switch.ports:
-        raise ConfigError(f"{where}: a {switch.name} has {switch.ports} ports, got {down} down and {up} up")
+    elif kind == "fat-tree":
+        down, up = _edge(values.get("k"), ratio, where)
     spines = values.get("spines")
-    if spines is not None and up is not None and kind != "fat-tree" and up % spines:
+    if spines is not None and up is not None and up % spines:
         raise ConfigError(f"{where}: uplinks must divide evenly over the spines, got {up} over {spines}")
     return FabricSpec(
         kind,
         switch,
-        ports,
+        values.get("ports"),
         down,
         up,
         spines,
-        k,
+        values.get("k"),
         ratio,
         values.get("routing", "ecmp"),
         values.get("seed", 0),
@@ -264,22 +269,37 @@ def _fabric(values: Mapping[str, Any], switch: SwitchSpec, where: str) -> Fabric
     )
 
 
-def _leaf(
-    values: Mapping[str, Any], down: int | None, up: int | None, ports: int | None, ratio: float, where: str
-) -> tuple[int, int]:
-    """Work out a leaf's ports down and up from what is given."""
-    asked = "oversubscription" in values
-    if ports is not None and down is None:
-        down = round(ports * ratio / (ratio + 1))
-        up = ports - down if up is None else up
+def _leaf(values: Mapping[str, Any], switch: SwitchSpec, where: str) -> tuple[int, int]:
+    """Work out a leaf's ports down and up: as given, or as many as the switch's ports allow at the ratio."""
+    down, up, ratio = values.get("down"), values.get("up"), values.get("oversubscription")
+    ports = values.get("ports", switch.ports)
     if down is None:
-        raise ConfigError(f"{where}: a leaf needs 'down', its ports towards the hosts, or 'ports'")
-    if asked:
+        if ports is None:
+            raise ConfigError(f"{where}: a leaf needs 'down', its ports towards the hosts, or 'ports'")
+        up = int(ports // ((ratio or 1.0) + 1)) if up is None else up
+        down = up * (ratio or 1.0) if ratio else ports - up
+        if down != int(down) or down < 1 or up < 1:
+            raise ConfigError(f"{where}: {ports} ports at {ratio:g}:1 leave {up} up and {down:g} down; give 'down'")
+    elif ratio is not None:
         exact = down / ratio
-        if exact != int(exact) or exact < 1:
+        if exact != int(exact) or (up is not None and up != exact):
             raise ConfigError(
-                f"{where}: {down} ports down at {ratio:g}:1 need {exact:g} uplinks; "
-                f"give a 'down' that {ratio:g} divides"
+                f"{where}: {down} ports down at {ratio:g}:1 need {exact:g} uplinks; {ratio:g} must divide 'down'"
             )
         up = int(exact)
-    return down, up if up is not None else down
+    down, up = int(down), int(up or down)
+    if ports is not None and down + up > ports:
+        name = f"the switch {switch.name}" if "ports" not in values else "a leaf"
+        raise ConfigError(
+            f"{where}: {name} has {ports} ports, got {down} down and {up} up; give fewer, or fabric.ports"
+        )
+    return down, up
+
+
+def _edge(k: int | None, ratio: float, where: str) -> tuple[int, int]:
+    if k is None or k % 2:
+        raise ConfigError(f"{where}: a fat tree needs an even number of ports 'k', got {k}")
+    up = k / 2 / ratio
+    if up != int(up) or up < 1:
+        raise ConfigError(f"{where}: {k // 2} ports down divided by {ratio:g} must be whole, got {up:g} uplinks")
+    return k // 2, int(up)
