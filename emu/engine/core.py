@@ -1,0 +1,83 @@
+"""The loop: take what happens next, let it happen, and share the links anew once an instant."""
+
+from math import inf
+
+from numba import njit
+
+from emu.engine import layout as L
+from emu.engine.events import drop, first_queue, head
+from emu.engine.matching import envelope_arrives
+from emu.engine.memory import counts, entry, lanes, links, messages, reals
+from emu.engine.sharing import refill
+from emu.engine.steps import walk
+from emu.engine.transfer import finish_message, make_ready
+
+
+@njit
+def _happen(s, time, kind, what):
+    """Let one event happen, unless it is stale."""
+    if kind == L.KIND_WAKE:
+        lanes(s)[what].awake = 1
+        make_ready(s, what)
+    elif kind == L.KIND_LINK:
+        if links(s)[what].group_finish == time:
+            _finish_group(s, what, time)
+    elif kind == L.KIND_FLOW:
+        f = messages(s)[what]
+        if f.status & L.FLYING and f.neck == L.OWN_CAP and f.finish == time:
+            finish_message(s, what, time)
+    elif kind == L.KIND_ENVELOPE:
+        if messages(s)[what].envelope == time:
+            envelope_arrives(s, what, time)
+
+
+@njit
+def _finish_group(s, l, time):
+    """Finish the flows of link `l` whose time has come."""
+    msg = messages(s)
+    m = links(s)[l].group_head
+    while m >= 0:
+        following = msg[m].group_next
+        if msg[m].finish <= time:
+            finish_message(s, m, time)
+        m = following
+
+
+@entry("int64(int64)")
+def run(s):
+    """Advance until nothing happens any more (IDLE), the horizon (AT_HORIZON), or an array is full (NEED_...)."""
+    count, real, lane = counts(s), reals(s), lanes(s)
+    while True:
+        while count[L.READY_HEAD] >= 0:
+            if real[L.HORIZON] <= real[L.NOW]:
+                return L.AT_HORIZON
+            i = count[L.READY_HEAD]
+            count[L.READY_HEAD] = lane[i].next
+            need = walk(s, i)
+            if need > 0:
+                lane[i].next = count[L.READY_HEAD]
+                if count[L.READY_HEAD] < 0:
+                    count[L.READY_TAIL] = i
+                count[L.READY_HEAD] = i
+                return need
+        if real[L.HORIZON] <= real[L.NOW]:
+            return L.AT_HORIZON
+        q = first_queue(s)
+        time, key, what = inf, 0, 0
+        if q > -2:
+            time, key, what = head(s, q)
+        if time > real[L.NOW] or q == -2:
+            if count[L.DIRTY_COUNT] > 0 or count[L.NEW_COUNT] > 0:
+                refill(s)
+                continue
+            if q == -2:
+                return L.IDLE
+            if time >= real[L.HORIZON]:
+                return L.AT_HORIZON
+            if count[L.HEAP_COUNT] + 2 * count[L.MSG_CAPACITY] + count[L.LINK_COUNT] + (
+                    count[L.LANE_COUNT]) > count[L.HEAP_CAPACITY]:
+                return L.NEED_HEAP
+            real[L.NOW] = time
+        drop(s, q)
+        count[L.EVENTS] += 1
+        _happen(s, time, key >> L.KIND_SHIFT, what)

@@ -1,0 +1,108 @@
+"""How the engine's state lies in memory: record types, and the numbers by which compiled code finds them.
+
+State is a set of numpy arrays owned by Python (`state.py`). Compiled code gets one integer, the address of
+a table of addresses: a function call then costs one register however much state there is, and Python may
+grow an array between two calls by writing its new address into the table.
+"""
+
+import numpy as np
+
+# Rows of a trace (the numbers of `emu.trace.Op`).
+COMPUTE, ELAPSED, SEND, RECV, WAIT, COPY, RECORD, AWAIT, BEGIN, END, CALL, SYNC = range(1, 13)
+COLLECTIVE = 1  # flag bit 0
+STEP = 2  # flag bit 1 of BEGIN
+
+ROW = np.dtype([("op", "u1"), ("stream", "u1"), ("flag", "u2"), ("a", "i4"), ("b", "i4"), ("c", "i4"),
+                ("n", "i8"), ("x", "f8")])
+
+SPAN = np.dtype([("rank", "i4"), ("stream", "u1"), ("op", "u1"), ("flag", "u2"), ("label", "i4"),
+                 ("index", "i4"), ("context", "i4"), ("depth", "i4"), ("row", "i8"), ("bytes", "i8"),
+                 ("launch_s", "f8"), ("start_s", "f8"), ("end_s", "f8")])
+
+FLOW = np.dtype([("src", "i4"), ("dst", "i4"), ("route", "i4"), ("bytes", "i8"), ("stream", "u1"),
+                 ("label", "i4"), ("posted_s", "f8"), ("start_s", "f8"), ("end_s", "f8"),
+                 ("arrival_s", "f8")])
+
+# A lane is one stream of one rank. `time` is its own clock, which may run ahead of the engine's.
+LANE = np.dtype([
+    ("key", "i8"), ("time", "f8"), ("start", "f8"), ("pc", "i8"), ("end", "i8"), ("back_pc", "i8"),
+    ("back_end", "i8"), ("call_start", "f8"), ("req_base", "i8"), ("noise", "i8"), ("posted", "f8"),
+    ("seg", "i4"), ("rank", "i4"), ("group", "i4"), ("group_off", "i4"), ("group_size", "i4"), ("me", "i4"),
+    ("context", "i4"), ("req_mask", "i4"), ("req_no", "i4"), ("wait_lo", "i4"), ("wait_hi", "i4"),
+    ("pending", "i4"), ("state", "i4"), ("paid", "i4"), ("open", "i4"), ("depth", "i4"), ("label", "i4"),
+    ("send_chan", "i4"), ("recv_chan", "i4"), ("next", "i4"), ("in_call", "i4"), ("asks", "i4"),
+    ("stream", "i4"), ("last_seg", "i4"), ("back_label", "i4"),
+    ("next_waiter", "i4"), ("awake", "i4")], align=True)
+
+# States of a lane.
+READY, TIMED, WAITING, AWAITING, SYNCING, COPYING, ENDED, DEAD = range(8)
+
+# A message (or a copy): its bytes on the way, and who waits for it.
+MSG = np.dtype([
+    ("left", "f8"), ("rate", "f8"), ("last", "f8"), ("finish", "f8"), ("fill", "f8"), ("cap", "f8"),
+    ("arrival", "f8"), ("start", "f8"), ("posted", "f8"), ("bytes", "i8"), ("route", "i4"),
+    ("src_lane", "i4"), ("dst_lane", "i4"), ("src_req", "i4"), ("dst_req", "i4"), ("next", "i4"),
+    ("neck", "i4"), ("new_neck", "i4"), ("group_next", "i4"), ("group_prev", "i4"), ("mark", "i4"),
+    ("status", "i4"), ("label", "i4"), ("chan", "i4"), ("src", "i4"), ("dst", "i4"), ("near_next", "i4"),
+    ("near_prev", "i4"), ("tcp", "i4"), ("envelope", "f8")], align=True)
+
+# Flags of a message.
+SENT, RECEIVED, STARTED, FINISHED, IS_COPY, FLYING, NEAR = 1, 2, 4, 8, 16, 32, 64
+NO_NECK, OWN_CAP = -2, -1
+
+# A directed link: who is on it, and the flows it holds back (its group).
+LINK = np.dtype([
+    ("rate", "f8"), ("load", "f8"), ("group_finish", "f8"), ("scheduled", "f8"), ("room", "f8"),
+    ("carried", "f8"), ("flows", "i4"), ("head", "i4"), ("group", "i4"), ("group_head", "i4"),
+    ("stamp", "i4"), ("open", "i4"), ("inside", "i4"), ("group_inside", "i4"), ("dirty", "i4"),
+    ("regroup", "i4"), ("stale", "i4"), ("port", "i4")], align=True)
+
+ROUTE = np.dtype([
+    ("latency", "f8"), ("cap", "f8"), ("rate", "f8"), ("send_s", "f8"), ("receive_s", "f8"),
+    ("eager", "i8"), ("first", "i4"), ("count", "i4"), ("neck", "i4"), ("transport", "i4")], align=True)
+
+# All messages of equal (context, stream or -1, source, destination, tag) meet in one channel, in order.
+CHANNEL = np.dtype([
+    ("context", "i4"), ("stream", "i4"), ("src", "i4"), ("dst", "i4"), ("tag", "i4"), ("route", "i4"),
+    ("head", "i4"), ("tail", "i4"), ("sends", "i4"), ("next", "i4")], align=True)
+
+EVENT = np.dtype([("time", "f8"), ("key", "i8"), ("what", "i8")])
+KIND_LINK, KIND_FLOW, KIND_FAULT, KIND_ENVELOPE, KIND_WAKE = range(5)  # their order within one instant
+KIND_SHIFT = 58
+
+RANK = np.dtype([
+    ("sync_time", "f8"), ("sync_max", "f8"), ("speed", "f8"), ("slow_until", "f8"), ("death", "f8"),
+    ("sync_done", "i4"), ("sync_count", "i4"), ("gpu", "i4"), ("waiting", "i4"), ("wild_head", "i4"),
+    ("wild_tail", "i4"), ("near_head", "i4"), ("near_tail", "i4"), ("first_lane", "i4"), ("pad", "i4")],
+    align=True)
+
+SEGMENT = np.dtype([("first", "i8"), ("end", "i8"), ("next", "i8")])
+
+GPU_DTYPES = 32
+# A row of the GPU table: launch_s, memory bytes/s, then achieved FLOP/s by dtype code.
+GPU_LAUNCH, GPU_MEMORY, GPU_FLOPS = 0, 1, 2
+
+# Counters of the whole engine (int64) ...
+(READY_HEAD, READY_TAIL, FREE, EPOCH, SET_COUNT, DIRTY_COUNT, HEAP_COUNT, SPAN_COUNT, FLOW_COUNT,
+ CHANNEL_COUNT, CHANNEL_MASK, MESSAGES, NODE_SHIFT, LOG_SPANS, LOG_FLOWS, FREE_SUMS, ALL_EAGER, SEED,
+ REGROUP_COUNT, PAIR_COUNT, WORLD, COPIES, EVENTS, REFILLS, REFILLED, IN_FLIGHT, LINK_COUNT, LANE_COUNT,
+ WILD, STUCK_LANE, MSG_CAPACITY, HEAP_CAPACITY, TOUCHED_COUNT, EDGES, CHANNEL_CAPACITY, NEW_COUNT,
+ FAULT_COUNT, FAULT_NEXT, TCP_COUNT, REQUEST_COUNT, SPANS_EXPECTED, FLOWS_EXPECTED,
+ SEGMENT_COUNT, ROUTE_LINK_COUNT) = range(44)
+COUNTERS = 48
+
+# ... and its real numbers.
+(NOW, HORIZON, JITTER, PERTURB, NETWORK_JITTER) = range(5)
+REALS = 8
+
+# Where each array's address stands in the table.
+(T_LANE, T_MSG, T_LINK, T_ROUTE, T_CHANNEL, T_CHANNEL_HASH, T_REQUEST, T_HEAP, T_QUEUE, T_QUEUE_ENDS,
+ T_ROWS, T_ROW_ID, T_SEGMENT, T_TEMPLATE, T_GROUP, T_MEMBER, T_SPAN, T_FLOW, T_GPU, T_RANK, T_EVENT_TIME,
+ T_EVENT_WAITER, T_COUNT, T_REAL, T_NODE, T_ROUTE_LINKS, T_SET, T_FILL_HEAP, T_TOUCHED, T_DIRTY, T_REGROUP,
+ T_PAIR_KEY, T_PAIR_ROUTE, T_HOST_ROUTE, T_NEW, T_REQUEST_PEER, T_FAULT, T_TCP, T_PORT) = range(39)
+TABLE = 40
+
+# What `run` returns.
+IDLE, AT_HORIZON, NEED_MESSAGES, NEED_CHANNELS, NEED_REQUESTS, NEED_HEAP = range(6)
+
+QUEUES, QUEUE_SIZE = 4, 8192  # monotone queues in front of the heap; a power of two each

@@ -1,0 +1,64 @@
+"""The engine's record of spans: one entry for each row outside templates that takes part in time."""
+
+from numba import njit
+
+from emu.engine import layout as L
+from emu.engine.memory import counts, lanes, row_ids, rows, spans, templates
+
+
+@njit
+def _entry(s, i):
+    """Take the next entry and fill in what the lane's row says."""
+    count, lane = counts(s), lanes(s)[i]
+    at = count[L.SPAN_COUNT]
+    count[L.SPAN_COUNT] = at + 1
+    e, r = spans(s)[at], rows(s)[lane.pc]
+    e.rank, e.stream, e.op, e.flag = lane.rank, lane.stream, r.op, r.flag
+    e.label, e.index, e.context = -1, -1, -1
+    e.depth, e.row, e.bytes, e.launch_s = lane.depth, row_ids(s)[lane.pc], r.n, 0.0
+    return at
+
+
+@njit
+def log_span(s, i, start, end, launch):
+    """Log the lane's row as taking from `start` to `end`."""
+    if not counts(s)[L.LOG_SPANS]:
+        return
+    e, r = spans(s)[_entry(s, i)], rows(s)[lanes(s)[i].pc]
+    op = r.op
+    if op == L.COMPUTE or op == L.ELAPSED or op == L.COPY:
+        e.label = r.b
+    elif op == L.CALL:
+        e.label, e.context = templates(s)[3 * r.a + 2], r.c
+    else:
+        e.bytes = 0
+    e.launch_s, e.start_s, e.end_s = launch, start, end
+
+
+@njit
+def open_span(s, i):
+    """Log the BEGIN at the lane's row; its end is filled in by `close_span`."""
+    lane, r = lanes(s)[i], rows(s)[lanes(s)[i].pc]
+    if counts(s)[L.LOG_SPANS]:
+        at = _entry(s, i)
+        e = spans(s)[at]
+        e.label, e.index, e.context = r.a, r.b, r.c
+        e.start_s = lane.time
+        e.end_s = -1.0 - lane.open  # until it closes: the span around it
+        e.launch_s = lane.label
+        lane.open = at
+        lane.label = r.a
+    lane.depth += 1
+
+
+@njit
+def close_span(s, i):
+    """Close the lane's innermost open span."""
+    lane = lanes(s)[i]
+    lane.depth -= 1
+    if counts(s)[L.LOG_SPANS] and lane.open >= 0:
+        e = spans(s)[lane.open]
+        lane.open = int(-1.0 - e.end_s)
+        lane.label = int(e.launch_s)
+        e.launch_s = 0.0
+        e.end_s = lane.time

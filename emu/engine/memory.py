@@ -1,0 +1,120 @@
+"""Typed views of the engine's state for compiled code; see `layout`.
+
+Compiled code is cached on disk. Numba looks only at the file of the function it caches; `entry` makes it
+look at every file of the engine, so that a change in one of them is never met by stale code.
+"""
+
+import os
+from pathlib import Path
+
+import numpy as np
+from numba import carray, njit, types
+from numba.core import caching, cgutils
+from numba.extending import intrinsic
+
+from emu.engine import layout as L
+
+FOLDER = Path(__file__).parent
+
+
+@intrinsic
+def pointer(typingctx, address):
+    """Return the integer `address` as a pointer."""
+
+    def codegen(context, builder, signature, args):
+        return builder.inttoptr(args[0], cgutils.voidptr_t)
+
+    return types.voidptr(address), codegen
+
+
+def _engine_stamp() -> tuple:
+    """Return sizes and times of all files of the engine."""
+    return tuple((f.name, f.stat().st_mtime, f.stat().st_size) for f in sorted(FOLDER.glob("*.py")))
+
+
+def _stamped(locator: type) -> type:
+    class Stamped(locator):  # type: ignore[misc, valid-type]
+        def get_source_stamp(self):
+            return _engine_stamp()
+
+        @classmethod
+        def from_function(cls, py_func, py_file):
+            if os.path.dirname(os.path.abspath(py_file)) != str(FOLDER):
+                return None
+            return super().from_function(py_func, py_file)
+
+    return Stamped
+
+
+class _EngineCache(caching.CompileResultCacheImpl):
+    _locator_classes = [_stamped(c) for c in (
+        caching.UserProvidedCacheLocator, caching.InTreeCacheLocator, caching.UserWideCacheLocator)]
+
+
+class _EngineFunctionCache(caching.FunctionCache):
+    _impl_class = _EngineCache
+
+
+def entry(signature: str):
+    """Compile a function that Python calls, once per change of any file of the engine."""
+
+    def wrap(function):
+        dispatcher = njit(function)
+        dispatcher._cache = _EngineFunctionCache(function)
+        dispatcher.compile(signature)
+        dispatcher.disable_compile()
+        return dispatcher
+
+    return wrap
+
+
+FAR = 1 << 40  # views carry no length; who indexes them has checked
+
+
+def _view(slot: int, dtype):
+    """Make the function that views slot `slot` of the table as an array of `dtype`."""
+
+    @njit
+    def view(s):
+        table = carray(pointer(s), L.TABLE, np.int64)
+        return carray(pointer(table[slot]), FAR, dtype)
+
+    return view
+
+
+lanes = _view(L.T_LANE, L.LANE)
+messages = _view(L.T_MSG, L.MSG)
+links = _view(L.T_LINK, L.LINK)
+routes = _view(L.T_ROUTE, L.ROUTE)
+channels = _view(L.T_CHANNEL, L.CHANNEL)
+channel_hash = _view(L.T_CHANNEL_HASH, np.int32)
+requests = _view(L.T_REQUEST, np.float64)
+request_peers = _view(L.T_REQUEST_PEER, np.int32)  # source and tag of each received message
+heap = _view(L.T_HEAP, L.EVENT)
+queues = _view(L.T_QUEUE, L.EVENT)
+queue_ends = _view(L.T_QUEUE_ENDS, np.int64)
+rows = _view(L.T_ROWS, L.ROW)
+row_ids = _view(L.T_ROW_ID, np.int32)
+segments = _view(L.T_SEGMENT, L.SEGMENT)
+templates = _view(L.T_TEMPLATE, np.int64)
+groups = _view(L.T_GROUP, np.int64)
+members = _view(L.T_MEMBER, np.int32)
+spans = _view(L.T_SPAN, L.SPAN)
+flows = _view(L.T_FLOW, L.FLOW)
+gpus = _view(L.T_GPU, np.float64)
+ranks = _view(L.T_RANK, L.RANK)
+event_times = _view(L.T_EVENT_TIME, np.float64)
+event_waiters = _view(L.T_EVENT_WAITER, np.int32)
+counts = _view(L.T_COUNT, np.int64)
+reals = _view(L.T_REAL, np.float64)
+nodes = _view(L.T_NODE, np.int32)
+route_links = _view(L.T_ROUTE_LINKS, np.int32)
+flow_set = _view(L.T_SET, np.int32)
+fill_heap = _view(L.T_FILL_HEAP, L.EVENT)
+touched_links = _view(L.T_TOUCHED, np.int32)
+dirty_links = _view(L.T_DIRTY, np.int32)
+regroup_links = _view(L.T_REGROUP, np.int32)
+new_flows = _view(L.T_NEW, np.int32)
+pair_keys = _view(L.T_PAIR_KEY, np.int64)
+pair_routes = _view(L.T_PAIR_ROUTE, np.int32)
+host_routes = _view(L.T_HOST_ROUTE, np.int32)

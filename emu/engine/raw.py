@@ -1,0 +1,32 @@
+"""What the engine hands back: spans, flows and totals as plain arrays. What they mean is the timeline's business."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class RawTimeline:
+    """Times of a trace on a cluster.
+
+    `spans` (dtype SPAN) are ordered by (rank, stream, row); `flows` (dtype FLOW) by (start, source, destination)
+    and empty unless asked for. `labels` are the trace's, followed by the names of its templates. `link_bytes`
+    is what each link of the cluster carried, `routes` what `flows["route"]` counts (0: to oneself).
+    """
+
+    spans: np.ndarray
+    flows: np.ndarray
+    labels: tuple[str, ...]
+    rank_end_s: np.ndarray
+    link_bytes: np.ndarray
+    routes: tuple[Any, ...]
+    profile: str
+    counters: Mapping[str, int] = field(default_factory=dict)
+    spread: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def end_s(self) -> float:
+        """When the last rank ends."""
+        return float(self.rank_end_s.max()) if len(self.rank_end_s) else 0.0

@@ -1,0 +1,153 @@
+"""The engine's face: `resolve` times a whole trace; `Engine` goes on from where it stands."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from emu.engine import layout as L
+from emu.engine.deadlock import explain
+from emu.engine.profiles import find_profile
+from emu.engine.program import Program
+from emu.engine.raw import RawTimeline
+from emu.engine.state import State
+from emu.errors import ConfigError
+from emu.trace import Template, Trace
+
+DETAILS = ("totals", "spans", "flows")
+
+
+class Engine:
+    """A simulation that is told rows as a program makes them, and goes on from where it stands.
+
+    `detail`: "totals" logs nothing, "spans" every row outside templates, "flows" each message too.
+    `seed` steers what is random; `perturbation` varies each message's bytes by that fraction.
+    """
+
+    def __init__(
+        self, cluster: Any, world_size: int, *, profile: str = "ideal", detail: str = "spans", seed: int = 0,
+        perturbation: float = 0.0, compute_jitter: float = 0.0, network_jitter: float = 0.0,
+    ):
+        if detail not in DETAILS:
+            raise ConfigError(f"detail: one of {', '.join(DETAILS)} is expected, got {detail!r}")
+        if world_size > cluster.size:
+            raise ConfigError(
+                f"cluster {getattr(cluster, 'name', '')}: {world_size} GPUs are needed, got {cluster.size}; "
+                "name more nodes"
+            )
+        self.cluster = cluster
+        self.world_size = world_size
+        self.labels: list[str] = []
+        self.template_labels: list[str] = []
+        self._profile = find_profile(profile)
+        self._state = State(len(cluster.links), world_size)
+        self._set_links()
+        count, real = self._state.count, self._state.real
+        count[L.LOG_SPANS] = detail in ("spans", "flows")
+        count[L.LOG_FLOWS] = detail == "flows"
+        count[L.FREE_SUMS] = not self._profile.sums
+        count[L.ALL_EAGER] = self._profile.eager
+        count[L.SEED] = seed
+        real[L.PERTURB], real[L.JITTER], real[L.NETWORK_JITTER] = perturbation, compute_jitter, network_jitter
+        self._program = Program(self._state, cluster, world_size, self._profile)
+        self._closed = np.zeros(world_size, bool)
+
+    def _set_links(self) -> None:
+        link = self._state[L.T_LINK]
+        link["rate"] = [k.bandwidth_bytes_per_s for k in self.cluster.links]
+
+    def declare(
+        self, labels: Sequence[str] = (), templates: Sequence[Template] = (), groups: Sequence[Sequence[int]] = ()
+    ) -> None:
+        """Add labels, templates and groups; each is numbered on from those before."""
+        self.labels.extend(labels)
+        first = len(self.template_labels)
+        self.template_labels.extend(t.name for t in templates)
+        # Labels may come later: a template's label is counted from the far end, see `_labels`.
+        self._program.declare(templates, groups, [-2 - first - k for k in range(len(templates))])
+
+    def extend(self, rank: int, rows: np.ndarray) -> None:
+        """Add rows to the end of a rank's log."""
+        self._program.extend([(rank, rows)])
+
+    def extend_all(self, logs: Sequence[np.ndarray]) -> None:
+        """Add rows to the logs of all ranks at once."""
+        self._program.extend(list(enumerate(logs)))
+
+    @property
+    def now_s(self) -> float:
+        """How far the engine has come."""
+        return float(self._state.real[L.NOW])
+
+    def run(self) -> int:
+        """Advance as far as possible: to the horizon, or until nothing happens any more."""
+        from emu.engine.core import run
+
+        state = self._state
+        while True:
+            need = run(state.address)
+            if need == L.NEED_MESSAGES:
+                state.more_messages(2 * int(state.count[L.MSG_CAPACITY]))
+            elif need == L.NEED_CHANNELS:
+                state.more_channels()
+            elif need == L.NEED_REQUESTS:
+                state.more_requests(int(state.count[L.STUCK_LANE]))
+            elif need == L.NEED_HEAP:
+                state.more_heap()
+            else:
+                return need
+
+    def finish(self) -> RawTimeline:
+        """Run to the end and return the times. Raise DeadlockError if a rank can't reach its end."""
+        self._state.real[L.HORIZON] = math.inf
+        self._state[L.T_LANE]["asks"] = 0
+        self.run()
+        lane = self._state[L.T_LANE][: len(self._program.lane_of)]
+        if (~np.isin(lane["state"], (L.ENDED, L.DEAD))).any():
+            raise explain(self._state, self._program, self._labels())
+        return self._timeline()
+
+    def _labels(self) -> tuple[str, ...]:
+        return tuple(self.labels) + tuple(self.template_labels)
+
+    def _named(self, label: np.ndarray) -> np.ndarray:
+        """Give templates' labels their place after the trace's own."""
+        return np.where(label < -1, len(self.labels) - 2 - label, label)
+
+    def _timeline(self) -> RawTimeline:
+        state, program = self._state, self._program
+        count = state.count
+        spans = state[L.T_SPAN][: count[L.SPAN_COUNT]].copy()
+        spans = spans[np.lexsort((spans["row"], spans["stream"], spans["rank"]))]
+        spans["label"] = self._named(spans["label"])
+        flows = state[L.T_FLOW][: count[L.FLOW_COUNT]].copy()
+        flows = flows[np.lexsort((flows["dst"], flows["src"], flows["posted_s"], flows["start_s"]))]
+        flows["label"] = self._named(flows["label"])
+        lane = state[L.T_LANE][: len(program.lane_of)]
+        ends = np.zeros(self.world_size)
+        np.maximum.at(ends, lane["rank"], lane["time"])
+        return RawTimeline(
+            spans=spans, flows=flows, labels=self._labels(), rank_end_s=ends,
+            link_bytes=state[L.T_LINK]["carried"].copy(), routes=tuple(program.routes),
+            profile=self._profile.name,
+            counters={
+                "messages": int(count[L.MESSAGES]), "messages_folded": 0, "copies": int(count[L.COPIES]),
+                "events": int(count[L.EVENTS]), "refills": int(count[L.REFILLS]),
+                "refilled_flows": int(count[L.REFILLED]),
+            },
+        )  # fmt: skip
+
+
+def resolve(
+    trace: Trace, cluster: Any, profile: str = "ideal", detail: str = "spans", *, seed: int = 0,
+    perturbation: float = 0.0, compute_jitter: float = 0.0, network_jitter: float = 0.0,
+) -> RawTimeline:
+    """Return the times of a trace on a cluster. Raise DeadlockError for one that can't finish."""
+    engine = Engine(
+        cluster, trace.world_size, profile=profile, detail=detail, seed=seed, perturbation=perturbation,
+        compute_jitter=compute_jitter, network_jitter=network_jitter,
+    )
+    engine.declare(trace.labels, trace.templates, trace.groups)
+    engine.extend_all(trace.ranks)
+    return engine.finish()

@@ -1,0 +1,488 @@
+"""Max-min fair sharing, kept up as flows come and go.
+
+Every flow has a neck: the link that holds it back (or its own cap). The flows with the same neck are that
+link's group; they have one rate, and the group has one finish event. When flows come or go, only those that
+can change are filled again: the newcomers and the groups of the links concerned; then, as long as a link
+turns out to bind flows that were held fixed, those too.
+"""
+
+from math import inf
+
+from numba import njit
+
+from emu.engine import layout as L
+from emu.engine.events import push
+from emu.engine.memory import (
+    counts,
+    dirty_links,
+    fill_heap,
+    flow_set,
+    links,
+    messages,
+    new_flows,
+    nodes,
+    reals,
+    regroup_links,
+    route_links,
+    routes,
+    touched_links,
+)
+
+SAME = 1e-13  # rates closer than this are the same rate: re-adding the same numbers must change nothing
+WIDEN_AT_ONCE = 6  # after so many rounds, take the whole connected component
+
+
+@njit
+def insert_flow(s, m, now):
+    """Put message `m` on its links; rate it at once when it is alone there."""
+    msg, link, rl, node = messages(s), links(s), route_links(s), nodes(s)
+    f = msg[m]
+    r = routes(s)[f.route]
+    base = m << counts(s)[L.NODE_SHIFT]
+    alone = True
+    for h in range(r.count):
+        k = link[rl[r.first + h]]
+        n = base + h
+        node[2 * n] = k.head
+        node[2 * n + 1] = -1
+        if k.head >= 0:
+            node[2 * k.head + 1] = n
+        k.head = n
+        k.flows += 1
+        if k.flows > 1:
+            alone = False
+    f.last = now
+    f.status |= L.FLYING
+    f.neck = L.NO_NECK
+    f.rate = 0.0
+    if alone and f.cap >= r.rate:
+        _rate_alone(s, m, r.rate, r.neck, now)
+        return
+    count = counts(s)
+    new_flows(s)[count[L.NEW_COUNT]] = m
+    count[L.NEW_COUNT] += 1
+    for h in range(r.count):
+        if link[rl[r.first + h]].flows > 1:
+            mark_dirty(s, rl[r.first + h])
+
+
+@njit
+def _rate_alone(s, m, rate, neck, now):
+    link, rl = links(s), route_links(s)
+    f = messages(s)[m]
+    r = routes(s)[f.route]
+    f.rate = rate
+    f.finish = now + f.left / rate if rate > 0.0 else inf
+    for h in range(r.count):
+        link[rl[r.first + h]].load = rate
+    join_group(s, m, neck)
+    if neck >= 0:
+        link[neck].group_finish = f.finish
+    schedule(s, m, neck)
+
+
+@njit
+def schedule(s, m, neck):
+    """Plan the finish of a group, or of one flow with a cap of its own."""
+    if neck >= 0:
+        k = links(s)[neck]
+        if k.group_finish < inf and k.scheduled != k.group_finish:
+            k.scheduled = k.group_finish
+            push(s, k.group_finish, (L.KIND_LINK << L.KIND_SHIFT) | neck, neck)
+    elif messages(s)[m].finish < inf:
+        push(s, messages(s)[m].finish, (L.KIND_FLOW << L.KIND_SHIFT) | m, m)
+
+
+@njit
+def mark_dirty(s, l):
+    """Remember that the flows of link `l` may have to be rated again."""
+    k = links(s)[l]
+    if k.dirty == 0:
+        k.dirty = 1
+        count = counts(s)
+        dirty_links(s)[count[L.DIRTY_COUNT]] = l
+        count[L.DIRTY_COUNT] += 1
+
+
+@njit
+def join_group(s, m, neck):
+    """Make link `neck` (or the flow's own cap) what holds `m` back."""
+    msg = messages(s)
+    f = msg[m]
+    f.neck = neck
+    if neck >= 0:
+        k = links(s)[neck]
+        f.group_prev = -1
+        f.group_next = k.group_head
+        if k.group_head >= 0:
+            msg[k.group_head].group_prev = m
+        k.group_head = m
+        k.group += 1
+
+
+@njit
+def leave_group(s, m):
+    msg = messages(s)
+    f = msg[m]
+    if f.neck >= 0:
+        k = links(s)[f.neck]
+        if f.group_prev >= 0:
+            msg[f.group_prev].group_next = f.group_next
+        else:
+            k.group_head = f.group_next
+        if f.group_next >= 0:
+            msg[f.group_next].group_prev = f.group_prev
+        k.group -= 1
+        if k.group == 0:
+            k.group_finish = inf
+            k.scheduled = inf
+    f.neck = L.NO_NECK
+
+
+@njit
+def remove_flow(s, m):
+    """Take message `m` off its links. Room on a link that held nobody back changes nothing."""
+    link, rl, node = links(s), route_links(s), nodes(s)
+    f = messages(s)[m]
+    r = routes(s)[f.route]
+    base = m << counts(s)[L.NODE_SHIFT]
+    leave_group(s, m)
+    for h in range(r.count):
+        l = rl[r.first + h]
+        k = link[l]
+        n = base + h
+        after, before = node[2 * n], node[2 * n + 1]
+        if before >= 0:
+            node[2 * before] = after
+        else:
+            k.head = after
+        if after >= 0:
+            node[2 * after + 1] = before
+        k.flows -= 1
+        k.carried += f.bytes
+        if k.flows == 0:
+            k.load = 0.0
+        else:
+            k.load -= f.rate
+            k.stale += 1
+            if k.group > 0:
+                mark_dirty(s, l)
+    f.status &= ~L.FLYING
+
+
+@njit
+def refill(s):
+    """Give the flows that can have changed in this instant their new rates."""
+    count, link = counts(s), links(s)
+    now = reals(s)[L.NOW]
+    _start_set(s)
+    if count[L.SET_COUNT] > 0:
+        count[L.REFILLS] += 1
+        rounds = 0
+        while True:
+            before = count[L.SET_COUNT]
+            _fill(s)
+            if count[L.SET_COUNT] == before:
+                _add_bound(s)
+            if count[L.SET_COUNT] == before:
+                break
+            rounds += 1
+            if rounds >= WIDEN_AT_ONCE:
+                _add_component(s)
+        count[L.REFILLED] += count[L.SET_COUNT]
+        _apply(s, now)
+    dirty = dirty_links(s)
+    for i in range(count[L.DIRTY_COUNT]):
+        link[dirty[i]].dirty = 0
+        _want_regroup(s, dirty[i])
+    count[L.DIRTY_COUNT] = 0
+    count[L.NEW_COUNT] = 0
+    _regroup(s)
+
+
+@njit
+def _add(s, m):
+    """Add flow `m` to the set to be filled, unless it is there."""
+    count = counts(s)
+    f = messages(s)[m]
+    if f.mark != count[L.EPOCH]:
+        f.mark = count[L.EPOCH]
+        flow_set(s)[count[L.SET_COUNT]] = m
+        count[L.SET_COUNT] += 1
+
+
+@njit
+def _add_group(s, l):
+    msg = messages(s)
+    m = links(s)[l].group_head
+    while m >= 0:
+        _add(s, m)
+        m = msg[m].group_next
+
+
+@njit
+def _start_set(s):
+    """Start with the newcomers, the groups of dirty links, and flows above an equal share of them."""
+    count, link, msg, node = counts(s), links(s), messages(s), nodes(s)
+    count[L.EPOCH] += 1
+    count[L.SET_COUNT] = 0
+    new = new_flows(s)
+    for i in range(count[L.NEW_COUNT]):
+        if msg[new[i]].status & L.FLYING:
+            _add(s, new[i])
+    crowded = count[L.NEW_COUNT] > 0
+    shift = count[L.NODE_SHIFT]
+    dirty = dirty_links(s)
+    for i in range(count[L.DIRTY_COUNT]):
+        k = link[dirty[i]]
+        if crowded and k.flows > k.group:
+            n = k.head
+            while n >= 0:
+                m = n >> shift
+                if msg[m].rate * k.flows >= k.rate:
+                    _add(s, m)
+                n = node[2 * n]
+        _add_group(s, dirty[i])
+
+
+@njit
+def _add_component(s):
+    """Add all that shares a link with the set, directly or by way of others."""
+    count, link, msg, node, rl = counts(s), links(s), messages(s), nodes(s), route_links(s)
+    shift = count[L.NODE_SHIFT]
+    chosen = flow_set(s)
+    i = 0
+    while i < count[L.SET_COUNT]:
+        r = routes(s)[msg[chosen[i]].route]
+        for h in range(r.count):
+            n = link[rl[r.first + h]].head
+            while n >= 0:
+                _add(s, n >> shift)
+                n = node[2 * n]
+        i += 1
+
+
+@njit
+def _sift(h, i, n, share, l):
+    """Let (share, l) sink from place `i` of a heap of `n`."""
+    while True:
+        down = 2 * i + 1
+        if down >= n:
+            break
+        if down + 1 < n and (h[down + 1].time < h[down].time or (
+                h[down + 1].time == h[down].time and h[down + 1].key < h[down].key)):
+            down += 1
+        if share < h[down].time or (share == h[down].time and l <= h[down].key):
+            break
+        h[i].time, h[i].key = h[down].time, h[down].key
+        i = down
+    h[i].time, h[i].key = share, l
+
+
+@njit
+def _open_links(s):
+    """Count the set's flows on each of their links and find the room the others leave them."""
+    count, link, msg, rl, rt = counts(s), links(s), messages(s), route_links(s), routes(s)
+    touched, chosen = touched_links(s), flow_set(s)
+    for i in range(count[L.TOUCHED_COUNT]):
+        link[touched[i]].stamp = 0
+    edges = 0
+    for i in range(count[L.SET_COUNT]):
+        f = msg[chosen[i]]
+        f.fill = -1.0
+        r = rt[f.route]
+        for h in range(r.count):
+            l = rl[r.first + h]
+            k = link[l]
+            if k.stamp == 0:
+                k.stamp = 1
+                k.inside = 0
+                k.room = 0.0
+                k.group_inside = 0
+                touched[edges] = l
+                edges += 1
+            k.inside += 1
+            k.room += f.rate
+        if f.neck >= 0:
+            link[f.neck].group_inside += 1
+    count[L.TOUCHED_COUNT] = edges
+    for i in range(edges):
+        k = link[touched[i]]
+        k.open = k.inside
+        k.room = k.rate if k.inside == k.flows else max(0.0, k.rate - (k.load - k.room))
+
+
+@njit
+def _fill(s):
+    """Progressive filling of the set: the tightest link first."""
+    count, link, msg = counts(s), links(s), messages(s)
+    _open_links(s)
+    touched, chosen, h = touched_links(s), flow_set(s), fill_heap(s)
+    n = 0
+    for i in range(count[L.TOUCHED_COUNT]):
+        k = link[touched[i]]
+        h[n].time, h[n].key = k.room / k.open, touched[i]
+        n += 1
+    for i in range(count[L.SET_COUNT]):
+        if msg[chosen[i]].cap < inf:
+            h[n].time, h[n].key = msg[chosen[i]].cap, -1 - chosen[i]
+            n += 1
+    for i in range(n // 2 - 1, -1, -1):
+        _sift(h, i, n, h[i].time, h[i].key)
+    left = count[L.SET_COUNT]
+    while left > 0:
+        share, l = h[0].time, h[0].key
+        now_share = share
+        if l >= 0:
+            if link[l].open == 0:
+                n -= 1
+                _sift(h, 0, n, h[n].time, h[n].key)
+                continue
+            now_share = max(share, link[l].room / link[l].open)
+        if now_share > share:
+            _sift(h, 0, n, now_share, l)
+            continue
+        if l < 0:
+            if msg[-1 - l].fill < 0.0:
+                _freeze(s, -1 - l, share, L.OWN_CAP)
+                left -= 1
+        else:
+            left -= _freeze_link(s, l, share)
+        n -= 1
+        _sift(h, 0, n, h[n].time, h[n].key)
+
+
+@njit
+def _freeze(s, m, share, neck):
+    link, rl = links(s), route_links(s)
+    f = messages(s)[m]
+    f.fill = share
+    f.new_neck = neck
+    r = routes(s)[f.route]
+    for h in range(r.count):
+        k = link[rl[r.first + h]]
+        k.room = max(0.0, k.room - share)
+        k.open -= 1
+
+
+@njit
+def _freeze_link(s, l, share):
+    """Freeze the set's open flows of link `l`; return how many. Faster ones held fixed join the set."""
+    count, msg, node = counts(s), messages(s), nodes(s)
+    shift, epoch = count[L.NODE_SHIFT], count[L.EPOCH]
+    frozen = 0
+    n = links(s)[l].head
+    while n >= 0:
+        m = n >> shift
+        f = msg[m]
+        if f.mark != epoch:
+            if f.rate > share * (1.0 + SAME):
+                _add(s, m)
+                f.fill = 0.0
+        elif f.fill < 0.0:
+            _freeze(s, m, share, l)
+            frozen += 1
+        n = node[2 * n]
+    return frozen
+
+
+@njit
+def _changed(f):
+    return abs(f.fill - f.rate) > SAME * f.rate
+
+
+@njit
+def _add_bound(s):
+    """Add the fixed groups of links on which a flow of the set has changed."""
+    count, link, msg, rl = counts(s), links(s), messages(s), route_links(s)
+    chosen = flow_set(s)
+    for i in range(count[L.SET_COUNT]):
+        f = msg[chosen[i]]
+        if _changed(f):
+            r = routes(s)[f.route]
+            for h in range(r.count):
+                k = link[rl[r.first + h]]
+                if k.stamp == 1 and k.group > k.group_inside:
+                    k.group_inside = k.group
+                    _add_group(s, rl[r.first + h])
+
+
+@njit
+def _want_regroup(s, l):
+    k = links(s)[l]
+    if k.regroup == 0:
+        k.regroup = 1
+        count = counts(s)
+        regroup_links(s)[count[L.REGROUP_COUNT]] = l
+        count[L.REGROUP_COUNT] += 1
+
+
+@njit
+def _apply(s, now):
+    """Let the set's flows go on at their new rates."""
+    count, link, msg, rl, rt = counts(s), links(s), messages(s), route_links(s), routes(s)
+    chosen = flow_set(s)
+    for i in range(count[L.SET_COUNT]):
+        m = chosen[i]
+        f = msg[m]
+        changed = _changed(f)
+        if changed:
+            f.left = max(0.0, f.left - f.rate * (now - f.last))
+            f.last = now
+            r = rt[f.route]
+            for h in range(r.count):
+                k = link[rl[r.first + h]]
+                k.load += f.fill - f.rate
+                k.stale += 1
+            f.rate = f.fill
+            f.finish = now + f.left / f.rate if f.rate > 0.0 else inf
+        if f.new_neck != f.neck:
+            if f.neck >= 0:
+                _want_regroup(s, f.neck)
+            leave_group(s, m)
+            join_group(s, m, f.new_neck)
+            changed = True
+        if changed:
+            if f.neck >= 0:
+                _want_regroup(s, f.neck)
+            else:
+                schedule(s, m, f.neck)
+    _refresh_loads(s)
+
+
+@njit
+def _refresh_loads(s):
+    """Sum a link's load anew after as many changes as it has flows, before rounding adds up."""
+    count, link, msg, node = counts(s), links(s), messages(s), nodes(s)
+    shift = count[L.NODE_SHIFT]
+    touched = touched_links(s)
+    for i in range(count[L.TOUCHED_COUNT]):
+        k = link[touched[i]]
+        if k.stale >= k.flows:
+            k.stale = 0
+            total = 0.0
+            n = k.head
+            while n >= 0:
+                total += msg[n >> shift].rate
+                n = node[2 * n]
+            k.load = total
+
+
+@njit
+def _regroup(s):
+    """Find the next finish of each group that changed, and plan it."""
+    count, link, msg = counts(s), links(s), messages(s)
+    want = regroup_links(s)
+    for i in range(count[L.REGROUP_COUNT]):
+        k = link[want[i]]
+        k.regroup = 0
+        first = inf
+        m = k.group_head
+        while m >= 0:
+            if msg[m].finish < first:
+                first = msg[m].finish
+            m = msg[m].group_next
+        k.group_finish = first
+        if k.group > 0:
+            schedule(s, k.group_head, want[i])
+    count[L.REGROUP_COUNT] = 0

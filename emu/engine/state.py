@@ -1,0 +1,201 @@
+"""The engine's state as numpy arrays, and the table of addresses through which compiled code reaches them."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from emu.engine import layout as L
+
+# A route stands in the table for messages to oneself, which take no time.
+SELF_ROUTE = 0
+
+
+class State:
+    """All arrays of one engine. Arrays grow by doubling; compiled code sees the new ones at its next call."""
+
+    def __init__(self, links: int, world_size: int):
+        self.table = np.zeros(L.TABLE, np.int64)
+        self.arrays: dict[int, np.ndarray] = {}
+        self.count = self._put(L.T_COUNT, np.zeros(L.COUNTERS, np.int64))
+        self.real = self._put(L.T_REAL, np.zeros(L.REALS, np.float64))
+        self.real[L.HORIZON] = math.inf
+        self.count[[L.READY_HEAD, L.READY_TAIL]] = -1
+        self.count[L.FREE] = -1
+        self.count[L.NODE_SHIFT] = 2
+        self.count[L.WORLD] = world_size
+        self.count[L.LINK_COUNT] = links
+        for slot, dtype in _EMPTY.items():
+            self._put(slot, np.zeros(1, dtype))
+        self._put(L.T_LINK, np.zeros(links, L.LINK))
+        self[L.T_LINK]["head"] = self[L.T_LINK]["group_head"] = -1
+        self[L.T_LINK]["group_finish"] = self[L.T_LINK]["scheduled"] = math.inf
+        self._put(L.T_TOUCHED, np.zeros(links + 1, np.int32))
+        self._put(L.T_DIRTY, np.zeros(links + 1, np.int32))
+        self._put(L.T_REGROUP, np.zeros(links + 1, np.int32))
+        self._put(L.T_QUEUE, np.zeros(L.QUEUES * L.QUEUE_SIZE, L.EVENT))
+        self._put(L.T_QUEUE_ENDS, np.zeros(2 * L.QUEUES, np.int64))
+        self._put(L.T_HOST_ROUTE, np.full(2 * world_size, -1, np.int32))
+        rank = self._put(L.T_RANK, np.zeros(world_size, L.RANK))
+        for name in ("waiting", "wild_head", "wild_tail", "near_head", "near_tail"):
+            rank[name] = -1
+        rank["speed"], rank["death"] = 1.0, math.inf
+        self._grow_hash(1024)
+
+    def _put(self, slot: int, array: np.ndarray) -> np.ndarray:
+        assert array.flags.c_contiguous
+        self.arrays[slot] = array
+        self.table[slot] = array.ctypes.data
+        return array
+
+    def __getitem__(self, slot: int) -> np.ndarray:
+        return self.arrays[slot]
+
+    @property
+    def address(self) -> int:
+        """What compiled code is given."""
+        return self.table.ctypes.data
+
+    def put(self, slot: int, array: np.ndarray) -> np.ndarray:
+        """Replace an array."""
+        return self._put(slot, array)
+
+    def room(self, slot: int, size: int, fill: Any = 0) -> np.ndarray:
+        """Make array `slot` at least `size` long, at least doubling it where it must grow."""
+        old = self[slot]
+        if len(old) >= size:
+            return old
+        new = np.empty(max(size, 2 * len(old)), old.dtype)
+        new[: len(old)] = old
+        new[len(old):] = fill
+        return self._put(slot, new)
+
+    def exact_room(self, slot: int, size: int, used: int) -> np.ndarray:
+        """Make array `slot` at least `size` long, where `used` entries are in use; grow a little at least."""
+        old = self[slot]
+        if len(old) >= size:
+            return old
+        new = np.empty(max(size, used + used // 2), old.dtype)
+        new[:used] = old[:used]
+        return self._put(slot, new)
+
+    def more_messages(self, capacity: int) -> None:
+        """Make room for so many messages in all."""
+        count = self.count
+        old = int(count[L.MSG_CAPACITY])
+        if capacity <= old:
+            return
+        msg = self.room(L.T_MSG, capacity, np.zeros((), L.MSG))
+        capacity = len(msg)
+        # The last free slot stays free: it marks the end of the list.
+        msg["next"][old:capacity] = np.arange(old + 1, capacity + 1)
+        msg["next"][capacity - 1] = -1
+        msg["mark"][old:capacity] = -1
+        if old == 0:
+            count[L.FREE] = 0
+        else:
+            last = int(count[L.FREE])
+            assert msg["next"][last] == -1
+            msg["next"][last] = old
+        count[L.MSG_CAPACITY] = capacity
+        self.room(L.T_NODE, (capacity << int(count[L.NODE_SHIFT])) * 2)
+        self.room(L.T_SET, capacity)
+        self.room(L.T_NEW, capacity)
+        self.room(L.T_FILL_HEAP, capacity + int(count[L.LINK_COUNT]) + 1, np.zeros((), L.EVENT))
+        self.more_heap()
+
+    def more_heap(self) -> None:
+        """Make room for what one instant can add to the heap, at least doubling it."""
+        count = self.count
+        instant = 2 * count[L.MSG_CAPACITY] + count[L.LINK_COUNT] + count[L.LANE_COUNT]
+        heap = self.room(L.T_HEAP, int(2 * (count[L.HEAP_COUNT] + instant)), np.zeros((), L.EVENT))
+        count[L.HEAP_CAPACITY] = len(heap)
+
+    def more_hops(self, hops: int) -> None:
+        """Make room for routes of so many links."""
+        old = int(self.count[L.NODE_SHIFT])
+        new = max(old, (hops - 1).bit_length())
+        if new == old:
+            return
+        capacity = int(self.count[L.MSG_CAPACITY])
+        wide = np.zeros((capacity, 1 << new, 2), np.int32)
+        kept = self[L.T_NODE][: (capacity << old) * 2].reshape(capacity, 1 << old, 2)
+        wide[:, : 1 << old] = _renumber(kept, old, new)
+        self._put(L.T_NODE, wide.reshape(-1) if capacity else np.zeros(2, np.int32))
+        link = self[L.T_LINK]
+        link["head"] = _renumber(link["head"], old, new)
+        self.count[L.NODE_SHIFT] = new
+
+    def more_channels(self) -> None:
+        """Make room for more channels; those where nobody waits are forgotten first."""
+        count = self.count
+        used = int(count[L.CHANNEL_COUNT])
+        channel = self[L.T_CHANNEL]
+        kept = np.flatnonzero(channel["head"][:used] >= 0)
+        # A channel in use by a message on the way is still named by it.
+        msg = self[L.T_MSG]
+        busy = msg["chan"][(msg["status"] & (L.SENT | L.RECEIVED)) != 0]
+        keep = np.zeros(used, bool)
+        keep[kept] = True
+        keep[busy[(busy >= 0) & (busy < used)]] = True
+        if keep.sum() * 2 >= used:
+            self.room(L.T_CHANNEL, max(256, 2 * used), np.zeros((), L.CHANNEL))
+            count[L.CHANNEL_CAPACITY] = len(self[L.T_CHANNEL])
+            self._grow_hash(max(1024, 4 * used))
+            return
+        number = np.cumsum(keep) - 1
+        channel[: keep.sum()] = channel[:used][keep]
+        count[L.CHANNEL_COUNT] = keep.sum()
+        live = (msg["status"] & (L.SENT | L.RECEIVED)) != 0
+        live &= (msg["chan"] >= 0) & (msg["chan"] < used)
+        msg["chan"][live] = number[msg["chan"][live]]
+        self[L.T_LANE]["send_chan"] = self[L.T_LANE]["recv_chan"] = -1
+        self._grow_hash(len(self[L.T_CHANNEL_HASH]))
+
+    def _grow_hash(self, size: int) -> None:
+        from emu.engine.matching import rehash
+
+        size = 1 << (size - 1).bit_length()
+        self._put(L.T_CHANNEL_HASH, np.full(size, -1, np.int32))
+        self.count[L.CHANNEL_MASK] = size - 1
+        if self.count[L.CHANNEL_COUNT]:
+            rehash(self.address)
+
+    def more_requests(self, lane: int) -> None:
+        """Double the places for unfinished requests of a lane."""
+        e = self[L.T_LANE][lane]
+        old, base = int(e["req_mask"]) + 1, int(e["req_base"])
+        first = self.new_requests(2 * old)
+        numbers = np.arange(int(e["req_no"]) - old, int(e["req_no"]))
+        done, peer = self[L.T_REQUEST], self[L.T_REQUEST_PEER].reshape(-1, 2)
+        done[first + (numbers & (2 * old - 1))] = done[base + (numbers & (old - 1))]
+        peer[first + (numbers & (2 * old - 1))] = peer[base + (numbers & (old - 1))]
+        e["req_base"], e["req_mask"] = first, 2 * old - 1
+
+    def new_requests(self, size: int) -> int:
+        """Take `size` places for requests; return the first."""
+        first = int(self.count[L.REQUEST_COUNT])
+        self.room(L.T_REQUEST, first + size, -1.0)
+        self.room(L.T_REQUEST_PEER, 2 * (first + size), -1)
+        self.count[L.REQUEST_COUNT] = first + size
+        return first
+
+    def bytes(self) -> int:
+        """Return the memory that the state takes."""
+        return sum(a.nbytes for a in self.arrays.values())
+
+
+def _renumber(node: np.ndarray, old: int, new: int) -> np.ndarray:
+    """Number nodes (message, hop) for another number of hops a message; -1 stays."""
+    return np.where(node < 0, node, ((node >> old) << new) | (node & ((1 << old) - 1)))
+
+
+_EMPTY = {
+    L.T_LANE: L.LANE, L.T_MSG: L.MSG, L.T_ROUTE: L.ROUTE, L.T_CHANNEL: L.CHANNEL, L.T_HEAP: L.EVENT,
+    L.T_ROWS: L.ROW, L.T_ROW_ID: np.int32, L.T_SEGMENT: L.SEGMENT, L.T_TEMPLATE: np.int64,
+    L.T_GROUP: np.int64, L.T_MEMBER: np.int32, L.T_SPAN: L.SPAN, L.T_FLOW: L.FLOW, L.T_GPU: np.float64,
+    L.T_EVENT_TIME: np.float64, L.T_EVENT_WAITER: np.int32, L.T_NODE: np.int32, L.T_ROUTE_LINKS: np.int32,
+    L.T_SET: np.int32, L.T_NEW: np.int32, L.T_FILL_HEAP: L.EVENT, L.T_PAIR_KEY: np.int64,
+    L.T_PAIR_ROUTE: np.int32, L.T_FAULT: np.float64, L.T_TCP: np.float64, L.T_PORT: np.float64,
+    L.T_REQUEST: np.float64, L.T_REQUEST_PEER: np.int32,
+}  # fmt: skip

@@ -1,0 +1,393 @@
+"""A lane walks its rows: what each operation of a trace means in time.
+
+A lane's clock may run ahead of the engine's while it only computes. What others can see (sends, receives,
+copies) happens when the engine's clock has come to the lane's, in an event of the lane's own: lanes that act
+in one instant then act in the order of their ranks and streams, whoever woke them first.
+"""
+
+from math import inf
+
+import numpy as np
+from numba import njit
+
+from emu.engine import layout as L
+from emu.engine.events import push
+from emu.engine.log import close_span, log_span, open_span
+from emu.engine.matching import find_channel, post_any, post_receive, post_send
+from emu.engine.memory import (
+    channels,
+    counts,
+    event_times,
+    event_waiters,
+    gpus,
+    groups,
+    host_routes,
+    lanes,
+    members,
+    messages,
+    ranks,
+    reals,
+    requests,
+    routes,
+    rows,
+    segments,
+    templates,
+)
+from emu.engine.noise import uniform
+from emu.engine.transfer import make_ready, start_message, take_message
+
+GO_ON, STOP = 0, -1  # what a row's function returns; or a NEED_ of `layout`
+
+
+@njit
+def walk(s, i):
+    """Let lane `i` walk until it has to wait; return 0, or what it needs before it can go on."""
+    lane, row = lanes(s)[i], rows(s)
+    if lane.state != L.READY:
+        _resume(s, i)
+    while True:
+        if lane.pc == lane.end:
+            if lane.in_call:
+                _leave_template(s, i)
+            elif not _next_segment(s, i):
+                lane.awake = 0
+                return 0
+            continue
+        r = row[lane.pc]
+        op = r.op
+        if op == L.WAIT:
+            done = _wait(s, i, r.a, r.b)
+        elif op == L.SEND or op == L.RECV or op == L.COPY:
+            done = _visible(s, i, op)
+        elif op == L.COMPUTE or op == L.ELAPSED:
+            done = _compute(s, i)
+        elif op == L.BEGIN or op == L.END or op == L.CALL:
+            done = _mark(s, i, op)
+        else:
+            done = _order(s, i, op)
+        if done != GO_ON:
+            if done == STOP:
+                lane.awake = 0
+            return max(done, 0)
+
+
+@njit
+def _next_segment(s, i):
+    """Go on to the lane's next stretch of rows; without one, the lane has ended (for now)."""
+    lane = lanes(s)[i]
+    if lane.seg >= 0:
+        following = segments(s)[lane.seg].next
+        if following >= 0:
+            lane.seg = following
+            lane.pc, lane.end = segments(s)[following].first, segments(s)[following].end
+            return True
+    lane.state = L.ENDED
+    if lane.asks:
+        reals(s)[L.HORIZON] = min(reals(s)[L.HORIZON], lane.time)
+    return False
+
+
+@njit
+def _resume(s, i):
+    """Finish the row that the lane waited in."""
+    lane = lanes(s)[i]
+    if lane.state != L.TIMED:
+        if lane.state == L.WAITING:
+            _forget(s, i, lane.wait_lo, lane.wait_hi)
+        if not lane.in_call and lane.state != L.SYNCING:
+            log_span(s, i, lane.start, lane.time, 0.0)
+        lane.pc += 1
+    lane.state = L.READY
+
+
+@njit
+def _forget(s, i, low, high):
+    """Requests that were waited for leave their places to new ones."""
+    lane, done = lanes(s)[i], requests(s)
+    for q in range(low, high):
+        done[lane.req_base + (q & lane.req_mask)] = -1.0
+
+
+@njit
+def _wait(s, i, back, number):
+    lane, done = lanes(s)[i], requests(s)
+    low = lane.req_no - back
+    high = low + number
+    lane.start = lane.time
+    pending = 0
+    time = lane.time
+    for q in range(low, high):
+        at = done[lane.req_base + (q & lane.req_mask)]
+        if at == inf:
+            pending += 1
+        elif at > time:
+            time = at
+    lane.time = time
+    if pending > 0:
+        lane.state, lane.pending = L.WAITING, pending
+        lane.wait_lo, lane.wait_hi = low, high
+        return STOP
+    _forget(s, i, low, high)
+    if not lane.in_call:
+        log_span(s, i, lane.start, lane.time, 0.0)
+    lane.pc += 1
+    return GO_ON
+
+
+@njit
+def _visible(s, i, op):
+    """Post a send, a receive or a copy, at its time."""
+    lane, count = lanes(s)[i], counts(s)
+    if lane.time >= ranks(s)[lane.rank].death:
+        lane.state = L.DEAD
+        return STOP
+    if lane.time > reals(s)[L.NOW] or not lane.awake:
+        lane.state = L.TIMED
+        push(s, lane.time, (L.KIND_WAKE << L.KIND_SHIFT) | lane.key, i)
+        return STOP
+    if messages(s)[count[L.FREE]].next < 0:
+        return L.NEED_MESSAGES
+    if op == L.COPY:
+        return _copy(s, i)
+    slot = lane.req_base + (lane.req_no & lane.req_mask)
+    if requests(s)[slot] != -1.0:
+        count[L.STUCK_LANE] = i
+        return L.NEED_REQUESTS
+    if count[L.CHANNEL_COUNT] == count[L.CHANNEL_CAPACITY]:
+        return L.NEED_CHANNELS
+    if op == L.SEND:
+        return _send(s, i, slot)
+    return _receive(s, i, slot)
+
+
+@njit
+def _peer(s, i):
+    """Return the other rank, the context and the matching stream of the lane's row."""
+    lane, r = lanes(s)[i], rows(s)[lanes(s)[i].pc]
+    if lane.in_call:
+        who = r.a + lane.me
+        if who >= lane.group_size:
+            who -= lane.group_size
+        return members(s)[lane.group_off + who], lane.context, lane.stream
+    if r.flag & L.COLLECTIVE:
+        return r.a, r.c, lane.stream
+    return r.a, r.c, np.int32(-1)
+
+
+@njit
+def _send(s, i, slot):
+    lane, r = lanes(s)[i], rows(s)[lanes(s)[i].pc]
+    peer, context, stream = _peer(s, i)
+    chan = lane.send_chan
+    known = chan >= 0
+    if known:
+        c = channels(s)[chan]
+        known = c.dst == peer and c.tag == r.b and c.context == context and c.stream == stream
+    if not known:
+        chan = find_channel(s, context, stream, lane.rank, peer, r.b)
+        lane.send_chan = chan
+    overhead = routes(s)[channels(s)[chan].route].send_s
+    if overhead > 0.0 and not lane.paid:
+        lane.paid = 1
+        lane.posted = lane.time
+        lane.time += overhead
+        return GO_ON
+    posted = lane.posted if lane.paid else lane.time
+    lane.paid = 0
+    requests(s)[slot] = inf
+    lane.pc += 1
+    post_send(s, i, chan, r.n, lane.label, posted, reals(s)[L.NOW])
+    lane.req_no += 1
+    return GO_ON
+
+
+@njit
+def _receive(s, i, slot):
+    lane, r = lanes(s)[i], rows(s)[lanes(s)[i].pc]
+    requests(s)[slot] = inf
+    lane.pc += 1
+    if not lane.in_call and (r.a < 0 or r.b < 0) and not r.flag & L.COLLECTIVE:
+        post_any(s, i, r.a, r.b, r.c, reals(s)[L.NOW])
+        lane.req_no += 1
+        return GO_ON
+    lane.pc -= 1
+    peer, context, stream = _peer(s, i)
+    lane.pc += 1
+    chan = lane.recv_chan
+    known = chan >= 0
+    if known:
+        c = channels(s)[chan]
+        known = c.src == peer and c.tag == r.b and c.context == context and c.stream == stream
+    if not known:
+        chan = find_channel(s, context, stream, peer, lane.rank, r.b)
+        lane.recv_chan = chan
+    post_receive(s, i, chan, reals(s)[L.NOW])
+    lane.req_no += 1
+    return GO_ON
+
+
+@njit
+def _copy(s, i):
+    """Copy within the device in the time its memory takes, or over the link to the host as a flow."""
+    lane, r = lanes(s)[i], rows(s)[lanes(s)[i].pc]
+    now = reals(s)[L.NOW]
+    lane.start = lane.time if not lane.paid else lane.posted
+    if r.a == 2:
+        rank = ranks(s)[lane.rank]
+        memory = gpus(s)[rank.gpu * (L.GPU_FLOPS + L.GPU_DTYPES) + L.GPU_MEMORY]
+        lane.time += 2.0 * r.n / memory / rank.speed
+        if not lane.in_call:
+            log_span(s, i, lane.start, lane.time, 0.0)
+        lane.pc += 1
+        return GO_ON
+    route = host_routes(s)[2 * lane.rank + r.a]
+    if routes(s)[route].send_s > 0.0 and not lane.paid:
+        lane.paid = 1
+        lane.posted = lane.time
+        lane.time += routes(s)[route].send_s
+        return GO_ON
+    m = take_message(s)
+    f = messages(s)[m]
+    f.status = L.IS_COPY | L.SENT | L.RECEIVED
+    f.route, f.src, f.dst, f.bytes = route, lane.rank, lane.rank, r.n
+    f.src_lane = f.dst_lane = i
+    f.src_req = lane.pc & 0x7FFFFFFF
+    f.label, f.posted = r.b, lane.start
+    lane.paid = 0
+    lane.state = L.COPYING
+    start_message(s, m, now)
+    return STOP
+
+
+@njit
+def _compute(s, i):
+    """Take the roofline's time: the slower of arithmetic and memory, and the launch before it."""
+    lane, r = lanes(s)[i], rows(s)[lanes(s)[i].pc]
+    start = lane.time
+    launch = 0.0
+    if r.op == L.ELAPSED:
+        lane.time += r.x
+    elif not (r.flag & L.COLLECTIVE and counts(s)[L.FREE_SUMS]):
+        rank, gpu = ranks(s)[lane.rank], gpus(s)
+        base = rank.gpu * (L.GPU_FLOPS + L.GPU_DTYPES)
+        time = max(r.n / gpu[base + L.GPU_MEMORY],
+                   r.x / gpu[base + L.GPU_FLOPS + r.a] if r.x > 0.0 else 0.0) / rank.speed
+        launch = gpu[base + L.GPU_LAUNCH]
+        if reals(s)[L.JITTER] > 0.0:
+            time *= 1.0 + reals(s)[L.JITTER] * uniform(s, lane.key, lane.noise)
+            lane.noise += 1
+        lane.time += launch + time
+    if not lane.in_call:
+        log_span(s, i, start, lane.time, launch)
+    lane.pc += 1
+    return GO_ON
+
+
+@njit
+def _mark(s, i, op):
+    lane, r = lanes(s)[i], rows(s)[lanes(s)[i].pc]
+    if op == L.CALL:
+        _enter_template(s, i, r.a, r.b, r.c)
+    elif lane.in_call:
+        lane.pc += 1
+    elif op == L.BEGIN:
+        open_span(s, i)
+        lane.pc += 1
+    else:
+        close_span(s, i)
+        lane.pc += 1
+    return GO_ON
+
+
+@njit
+def _enter_template(s, i, template, group, context):
+    lane, t, member = lanes(s)[i], templates(s), members(s)
+    if lane.group != group:
+        lane.group = group
+        lane.group_off, lane.group_size = groups(s)[2 * group], groups(s)[2 * group + 1]
+        me = 0
+        while me < lane.group_size and member[lane.group_off + me] != lane.rank:
+            me += 1
+        lane.me = me
+    lane.context, lane.call_start, lane.in_call = context, lane.time, 1
+    lane.back_pc, lane.back_end = lane.pc, lane.end
+    lane.back_label = lane.label
+    lane.label = t[3 * template + 2]
+    lane.pc, lane.end = t[3 * template], t[3 * template + 1]
+
+
+@njit
+def _leave_template(s, i):
+    lane = lanes(s)[i]
+    lane.in_call = 0
+    lane.pc, lane.end = lane.back_pc, lane.back_end
+    log_span(s, i, lane.call_start, lane.time, 0.0)
+    lane.label = lane.back_label
+    lane.pc += 1
+
+
+@njit
+def _order(s, i, op):
+    """Events between the streams of a rank, and its host's waits for them all."""
+    lane, r = lanes(s)[i], rows(s)[lanes(s)[i].pc]
+    if op == L.RECORD:
+        _record(s, i, r.n)
+        lane.pc += 1
+        return GO_ON
+    if op == L.AWAIT:
+        at = event_times(s)[r.n]
+        lane.start = lane.time
+        if at == inf:
+            lane.state = L.AWAITING
+            lane.next_waiter = event_waiters(s)[r.n]
+            event_waiters(s)[r.n] = i
+            return STOP
+        lane.time = max(lane.time, at)
+        if not lane.in_call:
+            log_span(s, i, lane.start, lane.time, 0.0)
+        lane.pc += 1
+        return GO_ON
+    return _sync(s, i, r.a, r.b)
+
+
+@njit
+def _record(s, i, event):
+    lane = lanes(s)
+    at = lane[i].time
+    event_times(s)[event] = at
+    j = event_waiters(s)[event]
+    while j >= 0:
+        lane[j].time = max(lane[j].time, at)
+        make_ready(s, j)
+        j = lane[j].next_waiter
+    event_waiters(s)[event] = -1
+
+
+@njit
+def _sync(s, i, number, parties):
+    """Meet the rank's other lanes in its host's wait `number`; zero parties only follow it."""
+    lane, rank = lanes(s), ranks(s)[lanes(s)[i].rank]
+    me = lane[i]
+    if rank.sync_done >= number:
+        me.time = max(me.time, rank.sync_time)
+        me.pc += 1
+        return GO_ON
+    if parties > 0:
+        rank.sync_count += 1
+        rank.sync_max = max(rank.sync_max, me.time)
+        if rank.sync_count == parties:
+            rank.sync_done, rank.sync_count, rank.sync_time = number, 0, rank.sync_max
+            j = rank.waiting
+            rank.waiting = -1
+            while j >= 0:
+                following = lane[j].next_waiter
+                lane[j].time = max(lane[j].time, rank.sync_time)
+                make_ready(s, j)
+                j = following
+            me.time = rank.sync_time
+            me.pc += 1
+            return GO_ON
+    me.state = L.SYNCING
+    me.next_waiter = rank.waiting
+    rank.waiting = i
+    return STOP
