@@ -39,8 +39,9 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Find an algorithm by its whole name, such as ring_all_reduce."""
-    for collective in (*TABLE, *UNEVEN):
+    known: dict[str, Any] = {**TABLE, **UNEVEN}
+    for collective, algorithms in known.items():
         algorithm = name.removesuffix(f"_{collective}")
-        if algorithm != name and algorithm in {**TABLE, **UNEVEN}[collective]:
+        if algorithm != name and algorithm in algorithms:
             return find(collective, algorithm)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -128,7 +128,7 @@ def find(collective: str, algorithm: str) -> Callable[..., Any]:
 
     Raises ConfigError, listing what there is, if there is none.
     """
-    plain = {
+    plain: dict[str, Callable[..., Any]] = {
         "all_reduce": all_reduce,
         "broadcast": broadcast,
         "reduce": reduce,

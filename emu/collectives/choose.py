@@ -29,7 +29,10 @@ def choose(collective: str, p: int, nbytes: int, network: Network) -> str:
 
 
 def predicted_s(collective: str, algorithm: str, p: int, nbytes: int, network: Network) -> float:
-    """Return an algorithm's time by its formula on `network`, with the slower level's links throughout."""
+    """Return an algorithm's time by its formula on `network`, with the slower level's links throughout.
+
+    To that comes what messages cost the rank that handles most of them.
+    """
     inside, between, gamma = network.inside, network.between, network.gamma_s_per_byte
     if algorithm == "hierarchical":
         if network.levels == 1:
@@ -40,10 +43,12 @@ def predicted_s(collective: str, algorithm: str, p: int, nbytes: int, network: N
     bandwidth = between.alone_bytes_per_s if algorithm in NEIGHBOURLY else between.shared_bytes_per_s
     if algorithm in NEIGHBOURLY and network.levels == 2:
         bandwidth = min(bandwidth, inside.shared_bytes_per_s)
-    return TABLE[collective][algorithm].time_s(p, nbytes, between.alpha_s, bandwidth, gamma)
+    entry = TABLE[collective][algorithm]
+    busiest = entry.messages(p, nbytes) / (1 if entry.central else p)
+    return entry.time_s(p, nbytes, between.alpha_s, bandwidth, gamma) + busiest * network.overhead_s
 
 
-def chosen(comm: Any, collective: str, algorithm: str, nbytes: int, allowed: Collection[str] = ()) -> Any:
+def chosen(comm: Any, collective: str, algorithm: str, nbytes: int) -> Callable[..., Any]:
     """Return the function to call: the one that was asked for, or what `choose` says, noted as a decision."""
     if algorithm != "auto":
         return algorithm_named(collective, algorithm)

@@ -26,6 +26,7 @@ class Network:
     inside: Level
     between: Level
     gamma_s_per_byte: float = 0.0
+    overhead_s: float = 1e-6  # of a rank, for each message that it sends and receives
 
     @property
     def levels(self) -> int:
@@ -72,7 +73,9 @@ def _network(sha256: str, group: tuple[int, ...], held: _Held) -> Network:
         between = _level(cluster, [(members[0][i], members[1][i]) for i in range(lanes)])
     gamma = SUM_PASSES / cluster.gpu(group[0]).memory_bytes_per_s
     either = between or inside or _UNKNOWN
-    return Network(tuple(len(node) for node in members), inside or either, either, gamma)
+    transport = cluster.transport(cluster.route(group[0], group[-1]).transport)
+    overhead_s = transport.send_overhead_s + transport.receive_overhead_s
+    return Network(tuple(len(node) for node in members), inside or either, either, gamma, overhead_s)
 
 
 def _level(cluster: Any, pairs: Sequence[tuple[int, int]]) -> Level:

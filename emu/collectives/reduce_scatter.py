@@ -1,7 +1,7 @@
 """Reduce-scatter: rank r ends with chunk r of the sum of everybody's x.
 
-x holds one chunk for each rank and is left as it was; out takes my chunk. Chunks are equal, or as
-`counts` says. Below the algorithms stand the phases they share with all-reduce, which work on cuts.
+x holds one chunk for each rank and is left as it was; out takes my chunk and may be its place in x.
+Chunks are equal, or as `counts` says. Below the algorithms stand the phases they share with all-reduce, which work on cuts.
 Volumes: n is the length of x in bytes.
 """
 
@@ -146,7 +146,7 @@ def ring_reduce(comm: Peers, x: Any, cut: Sequence[int], op: str, out: Any = Non
     p, r = comm.size, comm.rank
     plain = local_op(op)
     own = x[cut[r] : cut[r + 1]]
-    if p == 1 and out is not None:
+    if out is not None:
         comm.copy(out, own)
     longest = max(cut[i + 1] - cut[i] for i in range(p))
     spare = [comm.empty(longest, x.dtype, like=x) for _ in range(min(2, p - 1))]
@@ -154,14 +154,12 @@ def ring_reduce(comm: Peers, x: Any, cut: Sequence[int], op: str, out: Any = Non
     partial = x[cut[first] : cut[first + 1]]
     for step in range(p - 1):
         c = (r - 2 - step) % p
-        chunk = x[cut[c] : cut[c + 1]]
-        last = step == p - 2
-        got = out if last and out is not None else spare[step % 2][: chunk.size]
+        got = spare[step % 2][: cut[c + 1] - cut[c]]
         comm.sendrecv(partial, (r + 1) % p, got, (r - 1) % p)
-        if last and out is None:
-            comm.reduce(plain, chunk, got)
+        if c == r:
+            comm.reduce(plain, own if out is None else out, got)
         else:
-            comm.reduce(plain, got, chunk)
+            comm.reduce(plain, got, x[cut[c] : cut[c + 1]])
         partial = got
 
 
@@ -172,15 +170,13 @@ def halve(comm: Peers, x: Any, cut: Sequence[int], plain: str, walk: Walk, out: 
     begins with chunk `first`.
     """
     part, first, size = x, 0, len(cut) - 1
-    if size == 1 and out is not None:
-        comm.copy(out, x)
     for partner in walk.partners:
         size //= 2
         keep = first + size if walk.place & size else first
         give = 2 * first + size - keep
         start = cut[first]
         mine = part[cut[keep] - start : cut[keep + size] - start]
-        got = out if size == 1 and out is not None else comm.empty_like(mine)
+        got = comm.empty_like(mine)
         comm.sendrecv(part[cut[give] - start : cut[give + size] - start], partner, got, partner)
         if out is None:
             comm.reduce(plain, mine, got)
@@ -189,6 +185,8 @@ def halve(comm: Peers, x: Any, cut: Sequence[int], plain: str, walk: Walk, out: 
             comm.reduce(plain, got, mine)
             part = got
         first = keep
+    if out is not None:
+        comm.copy(out, part)
 
 
 def _halve_in_core(

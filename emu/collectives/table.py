@@ -17,7 +17,11 @@ from emu.collectives.all_gather import (
     recursive_doubling_all_gather,
     ring_all_gather,
 )
-from emu.collectives.all_reduce_central import direct_all_reduce, naive_all_reduce, parameter_server_all_reduce
+from emu.collectives.all_reduce_central import (
+    direct_all_reduce,
+    naive_all_reduce,
+    parameter_server_all_reduce,
+)
 from emu.collectives.all_reduce_halving import (
     halving_doubling_all_reduce,
     rabenseifner_all_reduce,
@@ -64,6 +68,7 @@ class Algorithm:
     messages: f.Count  # (p, n, itemsize) -> messages of all ranks
     bytes_sent: f.Count  # (p, n, itemsize) -> bytes of all ranks
     estimate: bool = False
+    central: bool = False  # all messages go from or to one rank
 
     @property
     def source(self) -> str:
@@ -94,12 +99,14 @@ ALL_REDUCE = {
         f.time_of(lambda p: 2, lambda p: 2 * (p - 1), lambda p: p - 1),
         f.fixed(lambda p: 2 * (p - 1)),
         f.volume(_twice),
+        central=True,
     ),
     "parameter_server": Algorithm(
         parameter_server_all_reduce,
         f.time_of(lambda p: 2, lambda p: 2 * (p - 1), lambda p: p - 1),
         f.server_messages,
         f.volume(_twice),
+        central=True,
     ),
     "direct": Algorithm(
         direct_all_reduce,
@@ -167,7 +174,7 @@ ALL_REDUCE = {
 
 BROADCAST = {
     "linear": Algorithm(
-        linear_broadcast, f.time_of(lambda p: 1, lambda p: p - 1), _each, f.volume(_once)
+        linear_broadcast, f.time_of(lambda p: 1, lambda p: p - 1), _each, f.volume(_once), central=True
     ),
     "binomial": Algorithm(binomial_broadcast, f.time_of(_lg, _lg), _each, f.volume(_once)),
     "scatter_all_gather": Algorithm(
@@ -187,7 +194,11 @@ BROADCAST = {
 
 REDUCE = {
     "linear": Algorithm(
-        linear_reduce, f.time_of(lambda p: 1, lambda p: p - 1, lambda p: p - 1), _each, f.volume(_once)
+        linear_reduce,
+        f.time_of(lambda p: 1, lambda p: p - 1, lambda p: p - 1),
+        _each,
+        f.volume(_once),
+        central=True,
     ),
     "binomial": Algorithm(binomial_reduce, f.time_of(_lg, _lg, _lg), _each, f.volume(_once)),
     "scatter_gather": Algorithm(
@@ -243,12 +254,14 @@ REDUCE_SCATTER = {
 }
 
 SCATTER = {
-    "linear": Algorithm(linear_scatter, f.time_of(lambda p: 1, _part), _each, f.volume(_chunks)),
+    "linear": Algorithm(
+        linear_scatter, f.time_of(lambda p: 1, _part), _each, f.volume(_chunks), central=True
+    ),
     "binomial": Algorithm(binomial_scatter, f.time_of(_lg, _part), _each, f.scatter_bytes),
 }
 
 GATHER = {
-    "linear": Algorithm(linear_gather, f.time_of(lambda p: 1, _part), _each, f.volume(_chunks)),
+    "linear": Algorithm(linear_gather, f.time_of(lambda p: 1, _part), _each, f.volume(_chunks), central=True),
     "binomial": Algorithm(binomial_gather, f.time_of(_lg, _part), _each, f.scatter_bytes),
 }
 
@@ -275,6 +288,7 @@ BARRIER = {
         f.time_of(lambda p: 2, lambda p: 0),
         f.fixed(lambda p: 2 * (p - 1)),
         f.volume(lambda p, n: 0),
+        central=True,
     ),
 }
 
