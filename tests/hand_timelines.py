@@ -125,9 +125,14 @@ def timeline(*logs, group=None, flows=None, routes=(), stalls=None, streams=("de
     )
     spans = np.array([span for log in logs for span in log.spans], dtype=SPAN)
     ends = [max((s[-1] for s in log.spans), default=0.0) for log in logs]
+    carried = np.zeros(len(FourGpus.links))
+    for flow in flows or []:
+        carried[list(routes[flow[2]].links)] += flow[3]
     raw = SimpleNamespace(
         spans=spans,
         flows=np.array(flows or [], dtype=FLOW),
+        labels=trace.labels + tuple(t.name for t in trace.templates),
+        link_bytes=carried,
         routes=routes,
         rank_end_s=np.array(ends),
         stalls=stalls,

@@ -97,7 +97,7 @@ def _rank_events(timeline: Timeline, cut: _Cut) -> Iterator[dict]:
     order = shown[np.lexsort((-end[shown], start[shown], spans["stream"][shown], spans["rank"][shown]))]
     categories = {int(op): op.name.lower() for op in Op} | {int(Op.BEGIN): "span", int(Op.CALL): "collective"}
     columns = [spans[name][order].tolist() for name in ("rank", "stream", "op", "label", "index", "bytes")]
-    labels = timeline.trace.labels
+    labels = timeline.labels
     for begin, until, rank, stream, op, label, index, nbytes in zip(
         start[order].tolist(), end[order].tolist(), *columns, strict=True
     ):
@@ -118,7 +118,7 @@ def _rank_events(timeline: Timeline, cut: _Cut) -> Iterator[dict]:
 
 def _link_events(timeline: Timeline, cut: _Cut) -> Iterator[dict]:
     """Yield stretches in which a link carried the same number of messages or more, named by what they are."""
-    flows, labels = timeline.flows, timeline.trace.labels
+    flows, labels = timeline.flows, timeline.labels
     if not len(flows):
         return
     for link, index in link_flows(flows, timeline.raw.routes).items():

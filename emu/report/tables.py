@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from emu.timeline import Timeline, stragglers, summarize
-from emu.timeline.table import cell, columns
+from emu.timeline.table import by_link, step_rows
 from emu.units import format_bandwidth, format_bytes, format_time
 
 if TYPE_CHECKING:
@@ -24,8 +24,17 @@ def render(*renderables: Any, width: int = 110) -> str:
     return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
 
 
-def grid(title: str | None, titles: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> Table:
-    """Return a table whose first column stands to the left and whose others stand to the right."""
+def grid(
+    title: str | None,
+    titles: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    caption: str = "",
+    notes: bool = False,
+) -> Table:
+    """Return a table whose first column stands to the left and whose others stand to the right.
+
+    With `notes` the last column holds text, which may take several lines.
+    """
     from rich import box
     from rich.markup import escape
     from rich.table import Table
@@ -38,7 +47,8 @@ def grid(title: str | None, titles: Sequence[str], rows: Sequence[Sequence[str]]
         caption_justify="left",
     )
     for i, name in enumerate(titles):
-        table.add_column(name, justify="right" if i else "left", no_wrap=True)
+        is_note = notes and i == len(titles) - 1
+        table.add_column(name, justify="right" if i and not is_note else "left", no_wrap=not is_note)
     for row in rows:
         table.add_row(*map(escape, row))
     return table
@@ -46,18 +56,15 @@ def grid(title: str | None, titles: Sequence[str], rows: Sequence[Sequence[str]]
 
 def step_table(timeline: Timeline, most_ranks: int = 16, title: str = "an average step") -> Table:
     """Return where an average step went, a row a rank (at most `most_ranks`) and one for all."""
-    average = timeline.step
     shown = [(str(rank), timeline.step_of(rank)) for rank in range(min(timeline.world_size, most_ranks))]
-    wanted = columns([average, *(step for _, step in shown)])
-    rows = [[name, *(cell(step, key) for _, key in wanted)] for name, step in [*shown, ("all", average)]]
-    links = ", ".join(f"{name} {format_time(s)}" for name, s in average["exposed_by_link"].items() if s)
+    links = by_link(timeline.step)
     notes = [f"exposed communication: {links}"] if links else []
     if timeline.world_size > len(shown):
         notes.append(f"{timeline.world_size - len(shown)} more ranks are in 'all'")
     overlap = timeline.overlap_fraction()
     if overlap is not None:
         notes.append(f"hidden communication: {100 * overlap:.1f}%")
-    return grid(title, ["rank", *(name for name, _ in wanted)], rows, "; ".join(notes))
+    return grid(title, *step_rows(timeline.step, shown), "; ".join(notes))
 
 
 def link_table(timeline: Timeline, most: int = 12) -> Table:

@@ -30,7 +30,7 @@ def link_flows(flows: np.ndarray, routes: Sequence[Any]) -> dict[int, np.ndarray
     used = np.unique(flows["route"])
     on_link: dict[int, list[int]] = {}
     for route in used.tolist():
-        if route >= 0:
+        if routes[route] is not None:  # None: to oneself
             for link in set(routes[route].links):
                 on_link.setdefault(int(link), []).append(route)
     by_start = np.argsort(flows["start_s"], kind="stable")

@@ -93,8 +93,12 @@ def _collectives(
     sizes = np.diff(np.append(first, len(order)))
     last = order[first + sizes - 1]
     slowest = _minimum(ways, way.astype(np.int64)[order], first)
+    # Where this rank's own way is as slow as the slowest, that one is named.
+    rates = np.array([known.bytes_per_s for known in ways.known])
     values = np.empty((4, len(order)))
     values[:, order] = np.repeat(np.stack([start[last], rank[last], number[last], slowest]), sizes, axis=1)
+    own, by = way.astype(np.int64), values[3].astype(np.int64)
+    values[3] = np.where(rates[own] == rates[by], own, by)
     begin = 0
     for r, s, at in places:
         met, who, stream_number, by = values[:, begin : begin + len(at)]

@@ -10,7 +10,7 @@ from emu.timeline.meetings import Meetings
 from emu.timeline.routes import Ways
 from emu.timeline.tiling import LINK_CLASSES
 from emu.timeline.views import RankView
-from emu.trace import Op, Trace
+from emu.trace import Op
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class Walker:
         views: list[RankView],
         meetings: list[dict[int, Meetings]],
         ways: Ways,
-        trace: Trace,
+        labels: tuple[str, ...],
         link_names: list[str],
     ) -> None:
         self._views, self._meetings, self._ways = views, meetings, ways
-        self._trace, self._link_names = trace, link_names
+        self._labels, self._link_names = labels, link_names
         self._ends: dict[tuple[int, int], np.ndarray] = {}
         self._records: dict[int, np.ndarray] = {}
 
@@ -198,8 +198,8 @@ class Walker:
 
     def _label(self, span: np.void) -> str:
         label = int(span["label"])
-        if 0 <= label < len(self._trace.labels):
-            return self._trace.labels[label]
+        if 0 <= label < len(self._labels):
+            return self._labels[label]
         return Op(int(span["op"])).name.lower()
 
 

@@ -25,14 +25,23 @@ def columns(steps: Sequence[dict]) -> list[tuple[str, str]]:
     return [(title, key) for title, key in COLUMNS if key in always or any(step[key] for step in steps)]
 
 
-def cell(step: dict, key: str) -> str:
-    """Format one figure, with its share of the step; parts below it are percentages that sum to 100."""
-    value = step[key]
-    if key == "time_s":
-        return format_time(value)
-    if not value:
-        return "-"
-    return f"{format_time(value)} {100 * value / step['time_s']:4.1f}%"
+def cells(step: dict, keys: Sequence[str]) -> list[str]:
+    """Format figures as times; a part that is nothing is a dash."""
+    return [format_time(step[key]) if step[key] or key == "time_s" else "-" for key in keys]
+
+
+def shares(step: dict, keys: Sequence[str]) -> list[str]:
+    """Format figures as shares of the step."""
+    whole = step["time_s"] or 1.0
+    return [f"{100 * step[key] / whole:.1f}%" if step[key] else "-" for key in keys]
+
+
+def step_rows(average: dict, by_rank: Sequence[tuple[str, dict]]) -> tuple[list[str], list[list[str]]]:
+    """Return titles and rows of the table of an average step: a row a rank, all ranks, and all as shares."""
+    shown = columns([average, *(step for _, step in by_rank)])
+    keys = [key for _, key in shown]
+    rows = [[name, *cells(step, keys)] for name, step in [*by_rank, ("all", average)]]
+    return ["rank", *(title for title, _ in shown)], [*rows, ["", *shares(average, keys)]]
 
 
 def text_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -47,10 +56,13 @@ def text_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([line(titles), "  ".join("-" * w for w in widths), *map(line, rows)]).rstrip()
 
 
+def by_link(step: dict) -> str:
+    """Tell over which links communication was exposed; empty where none was."""
+    return ", ".join(f"{name} {format_time(s)}" for name, s in step["exposed_by_link"].items() if s)
+
+
 def step_table(average: dict, by_rank: Sequence[tuple[str, dict]]) -> str:
     """Return the table of an average step: a row a rank, then all ranks."""
-    shown = columns([average, *(step for _, step in by_rank)])
-    rows = [[name, *(cell(step, key) for _, key in shown)] for name, step in [*by_rank, ("all", average)]]
-    links = ", ".join(f"{name} {format_time(s)}" for name, s in average["exposed_by_link"].items() if s)
+    links = by_link(average)
     note = f"\nexposed communication by link: {links}" if links else ""
-    return text_table(["rank", *(title for title, _ in shown)], rows) + note
+    return text_table(*step_rows(average, by_rank)) + note

@@ -5,9 +5,8 @@ Not its business: giving a trace its times (`emu.engine`) and drawing (`emu.repo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,14 +19,8 @@ from emu.timeline.tiling import Cause
 from emu.timeline.views import RankView, rank_views
 from emu.trace import Trace
 
-
-class RawTimeline(Protocol):
-    """What the engine hands over: arrays of spans and flows, and totals."""
-
-    spans: np.ndarray
-    flows: np.ndarray
-    routes: Sequence[Any]
-    rank_end_s: np.ndarray
+if TYPE_CHECKING:
+    from emu.engine.raw import RawTimeline
 
 
 class Timeline:
@@ -53,6 +46,11 @@ class Timeline:
         return self.raw.flows
 
     @property
+    def labels(self) -> tuple[str, ...]:
+        """What the labels of spans and flows mean."""
+        return self.raw.labels
+
+    @property
     def end_s(self) -> float:
         """When the last rank ended."""
         return float(np.max(self.raw.rank_end_s, initial=0.0))
@@ -70,7 +68,7 @@ class Timeline:
                 "timeline: spans are needed for an accounting, got totals only; "
                 "resolve the trace with detail='spans'"
             )
-        return rank_views(self.trace, self.spans)
+        return rank_views(self.trace, self.spans, self.raw.rank_end_s)
 
     @cached_property
     def _ways(self) -> Ways:
@@ -88,7 +86,7 @@ class Timeline:
 
     @cached_property
     def _pipeline_labels(self) -> np.ndarray:
-        named = [i for i, label in enumerate(self.trace.labels) if label.startswith("pipeline")]
+        named = [i for i, label in enumerate(self.labels) if label.startswith("pipeline")]
         return np.array(named, dtype=np.int32)
 
     @cached_property
@@ -177,7 +175,7 @@ class Timeline:
 
     def link_use(self) -> list[links.LinkUse]:
         """Return what each link that carried something did, over the whole run; the most used first."""
-        carried, busy = self._link_bytes(), {}
+        carried, busy = self.raw.link_bytes, {}
         for link, index in self._link_flows.items():
             begin, end = links.busy_intervals(self.flows["start_s"][index], self.flows["end_s"][index])
             busy[link] = float((end - begin).sum())
@@ -218,20 +216,11 @@ class Timeline:
     def critical_path(self) -> list[Stretch]:
         """What the last end waited for, from the start to the end, stretch by stretch."""
         names = [link.name for link in self.cluster.links]
-        return Walker(self.views, self.meetings, self._ways, self.trace, names).walk()
+        return Walker(self.views, self.meetings, self._ways, self.labels, names).walk()
 
     @cached_property
     def _link_flows(self) -> dict[int, np.ndarray]:
         return links.link_flows(self.flows, self.raw.routes) if len(self.flows) else {}
-
-    def _link_bytes(self) -> np.ndarray:
-        carried = getattr(self.raw, "link_bytes", None)
-        if carried is not None and len(carried):
-            return np.asarray(carried)
-        carried = np.zeros(len(self.cluster.links), dtype=np.int64)
-        for link, index in self._link_flows.items():
-            carried[link] = self.flows["bytes"][index].sum()
-        return carried
 
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.world_size:

@@ -1,6 +1,6 @@
 """A rank's spans, stream by stream: which are whole collectives, which are rows outside of them.
 
-Indices in a `StreamView` point into its rank's `spans`, which are sorted by row.
+Indices in a `StreamView` point into its rank's `spans`, which are sorted by (stream, row).
 """
 
 from __future__ import annotations
@@ -38,19 +38,28 @@ class RankView:
     @cached_property
     def streams(self) -> dict[int, StreamView]:
         """Return the streams that have spans, by number."""
-        numbers = np.unique(self.spans["stream"]).tolist()
-        return {int(s): self._stream(int(s)) for s in numbers}
+        numbers, first = np.unique(self.spans["stream"], return_index=True)
+        ends = np.append(first, len(self.spans))[1:]
+        return {
+            number: self._stream(number, begin, end)
+            for number, begin, end in zip(numbers.tolist(), first.tolist(), ends.tolist(), strict=True)
+        }
 
-    def _stream(self, stream: int) -> StreamView:
-        spans = self.spans
-        mine = np.flatnonzero(spans["stream"] == stream)
-        op, row = spans["op"][mine], spans["row"][mine]
-        end_row = np.where(op == Op.BEGIN, self._end_rows[np.clip(row, 0, len(self.rows) - 1)], row)
-        whole = (op == Op.CALL) | ((op == Op.BEGIN) & (spans["flag"][mine] & COLLECTIVE > 0))
+    def _stream(self, stream: int, begin: int, end: int) -> StreamView:
+        """Split the spans from `begin` to `end` into collectives and the rows outside of them."""
+        spans = self.spans[begin:end]
+        op = spans["op"]
+        flat = (op == Op.BEGIN) & (spans["flag"] & COLLECTIVE > 0)
+        if not flat.any():
+            items = np.flatnonzero(op != Op.BEGIN)
+            return StreamView(stream, begin + items, op[items] == Op.CALL, spans["row"][items])
+        row = spans["row"]
+        end_row = np.where(op == Op.BEGIN, self._end_rows[row], row)
+        whole = flat | (op == Op.CALL)
         reach = np.maximum.accumulate(np.where(whole, end_row, -1))
         inside = row <= np.concatenate([[-1], reach[:-1]])
-        taken = ~inside & (whole | (op != Op.BEGIN))
-        return StreamView(stream, mine[taken], whole[taken], end_row[taken])
+        items = np.flatnonzero(~inside & (whole | (op != Op.BEGIN)))
+        return StreamView(stream, begin + items, whole[items], end_row[items])
 
     @cached_property
     def _end_rows(self) -> np.ndarray:
@@ -74,8 +83,8 @@ class RankView:
     @cached_property
     def steps(self) -> np.ndarray:
         """Return the spans that are one training step each, in order."""
-        spans = self.spans
-        return spans[(spans["op"] == Op.BEGIN) & (spans["flag"] & STEP > 0)]
+        spans = self.spans[(self.spans["op"] == Op.BEGIN) & (self.spans["flag"] & STEP > 0)]
+        return spans[np.argsort(spans["row"], kind="stable")]
 
     def reached(self, stream: int, rows: np.ndarray) -> np.ndarray:
         """Return when `stream` came to each of `rows`: what lies before on it has ended, and every SYNC."""
@@ -88,7 +97,10 @@ class RankView:
     @cached_property
     def _syncs(self) -> tuple[np.ndarray, np.ndarray]:
         syncs = np.flatnonzero(self.rows["op"] == Op.SYNC)
-        known, ends = self._ended(self.spans[self.spans["op"] != Op.BEGIN])
+        if not len(syncs):
+            return syncs, np.empty(0)
+        spans = self.spans[self.spans["op"] != Op.BEGIN]
+        known, ends = self._ended(spans[np.argsort(spans["row"], kind="stable")])
         return syncs, _before(known, ends, syncs)
 
     @staticmethod
@@ -104,12 +116,20 @@ def _before(known: np.ndarray, times: np.ndarray, rows: np.ndarray) -> np.ndarra
     return np.where(at >= 0, np.append(times, 0.0)[at], 0.0)
 
 
-def rank_views(trace: Trace, spans: np.ndarray) -> list[RankView]:
-    """Split a span array into one view a rank, each sorted by row."""
-    rank, row = spans["rank"], spans["row"]
-    turns = np.diff(rank)
-    if (turns < 0).any() or (np.diff(row)[turns == 0] < 0).any():
-        spans = spans[np.lexsort((row, rank))]
-        rank = spans["rank"]
-    cuts = np.searchsorted(rank, np.arange(trace.world_size + 1))
+def rank_views(trace: Trace, spans: np.ndarray, rank_end_s: np.ndarray) -> list[RankView]:
+    """Split a span array into one view a rank, each sorted by (stream, row).
+
+    A span that its rank did not live to close ends with the rank.
+    """
+    key = spans["rank"].astype(np.int64) << 8 | spans["stream"]
+    turns = np.diff(key)
+    if (turns < 0).any() or (np.diff(spans["row"])[turns == 0] < 0).any():
+        spans = spans[np.lexsort((spans["row"], key))]
+    still_open = spans["end_s"] < spans["start_s"]
+    if still_open.any():
+        spans = spans.copy()
+        ends = np.maximum(rank_end_s[spans["rank"]], spans["start_s"])
+        spans["end_s"] = np.where(still_open, ends, spans["end_s"])
+        spans["launch_s"][still_open] = 0.0
+    cuts = np.searchsorted(spans["rank"], np.arange(trace.world_size + 1))
     return [RankView(r, trace.ranks[r], spans[cuts[r] : cuts[r + 1]]) for r in range(trace.world_size)]

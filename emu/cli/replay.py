@@ -1,0 +1,138 @@
+"""`emu replay`: time a saved trace on another cluster; nothing is run."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from emu.cli.options import cluster_options, folder_for, make_cluster
+from emu.cli.provenance import provenance
+from emu.errors import ConfigError, TraceError
+
+if TYPE_CHECKING:
+    from emu.cluster import Cluster
+    from emu.timeline import Timeline
+    from emu.trace import Trace
+
+
+@click.command()
+@click.argument("trace", type=click.Path())
+@cluster_options
+@click.option("--profile", default="ideal", show_default=True, help="Overheads of a communication library.")
+@click.option(
+    "--keep-decisions", is_flag=True, help="Keep what the program decided by looking at its cluster."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option(
+    "--output", metavar="DIR", help="Write summary.json, timeline.json (for ui.perfetto.dev) and step.svg."
+)
+def replay(
+    trace: str,
+    cluster: str | None,
+    link: str | None,
+    settings: tuple[str, ...],
+    profile: str,
+    keep_decisions: bool,
+    as_json: bool,
+    output: str | None,
+) -> None:
+    """Time a saved TRACE on a cluster (its own, unless --cluster or --link names another)."""
+    from emu.trace import Trace
+
+    began = time.perf_counter()
+    loaded = Trace.load(trace)
+    made = cluster_of(loaded, trace, cluster, link, settings)
+    told = decisions(loaded, made)
+    if told and not keep_decisions:
+        click.echo(f"note: {told}; --keep-decisions says that this is meant", err=True)
+    timeline = time_trace(loaded, made, profile, detail="flows")
+    found = _object(loaded, trace, made, timeline, profile, settings)
+    found["wall_s"] = time.perf_counter() - began
+    if output is not None:
+        _write(timeline, found, output)
+    click.echo(json.dumps(found, indent=1) if as_json else _text(found, timeline))
+
+
+def cluster_of(
+    trace: Trace, path: str, cluster: str | None, link: str | None, settings: tuple[str, ...]
+) -> Cluster:
+    """Return the cluster that a trace is to be timed on. Raise TraceError for a trace that is bound to another."""
+    recorded = trace.header.get("cluster")
+    if cluster is None and link is None:
+        if recorded is None:
+            raise ConfigError(
+                f"{path}: does not say which cluster it was recorded on; name one with --cluster"
+            )
+        cluster = str(recorded)
+    made = make_cluster(cluster, link, settings, trace.world_size)
+    order = trace.header.get("marks", {}).get("order")
+    if order is not None and order not in (made.name, made.sha256):
+        raise TraceError(
+            f"{path}: the program asked for time or order and was answered on {order}; on another cluster the answers "
+            f"would differ, got {made.name}; run the program again with --cluster {made.name}"
+        )
+    return made
+
+
+def decisions(trace: Trace, cluster: Cluster) -> str:
+    """Say what the program decided by looking at another cluster; empty if nothing."""
+    taken, recorded = trace.header.get("decisions", {}), trace.header.get("cluster")
+    digest = trace.header.get("cluster_sha256")
+    if not taken or (digest == cluster.sha256 if digest else recorded == cluster.name):
+        return ""
+    listed = ", ".join(f"{name} = {value}" for name, value in taken.items())
+    recorded = recorded or "another cluster"
+    return f"the program decided on {recorded}: {listed}; on {cluster.name} it might decide otherwise"
+
+
+def time_trace(trace: Trace, cluster: Cluster, profile: str, detail: str) -> Timeline:
+    """Return the trace's times on a cluster."""
+    from emu.engine import resolve
+    from emu.timeline import Timeline
+
+    return Timeline(resolve(trace, cluster, profile=profile, detail=detail), trace, cluster)
+
+
+def _object(
+    trace: Trace, path: str, cluster: Cluster, timeline: Timeline, profile: str, settings: tuple[str, ...]
+) -> dict[str, Any]:
+    from emu.report.summary import summary
+
+    return {
+        "trace": path,
+        "recorded_on": trace.header.get("cluster"),
+        "decisions": trace.header.get("decisions", {}),
+        "profile": profile,
+        "settings": list(settings),
+        **summary(timeline),
+        **provenance(),
+    }
+
+
+def _write(timeline: Timeline, found: dict[str, Any], output: str) -> None:
+    from emu.report.perfetto import write_perfetto
+    from emu.report.plots import write_step_plot
+    from emu.report.summary import write_json
+
+    folder = folder_for(output, "replay")
+    found["output"] = str(folder)
+    found["timeline"] = {
+        "file": str(folder / "timeline.json"),
+        **write_perfetto(timeline, folder / "timeline.json"),
+    }
+    ranks = [(f"rank {rank}", timeline.step_of(rank)) for rank in range(min(timeline.world_size, 32))]
+    write_step_plot([*ranks, ("all", timeline.step)], folder / "step.svg", timeline.cluster.name)
+    write_json(found, folder / "summary.json")
+
+
+def _text(found: dict[str, Any], timeline: Timeline) -> str:
+    from emu.report.tables import link_table, path_table, render, step_table
+
+    steps = len(found["steps"])
+    named = "the whole run" if timeline.windows.whole_run else f"an average step of {steps}"
+    title = f"{found['trace']} on {timeline.cluster.name}, profile {found['profile']}: {named}"
+    text = render(step_table(timeline, title=title), link_table(timeline), path_table(timeline))
+    return text + (f"\nwritten to {found['output']}" if "output" in found else "")
