@@ -156,58 +156,43 @@ class Cluster:
 
     def _make_route(self, src: int, dst: int) -> Route:
         (m, a), (n, b) = self._places[src], self._places[dst]
-        node, first, _ = self._nodes[m]
+        node, first, port = self._nodes[m]
         if m == n:
             segment = node.peer(a, b)
-            return Route(tuple(first + i for i in segment.links), segment.latency_s, segment.transport)
-        return self._between(src, dst)
+            return Route(_shift(segment.links, first), segment.latency_s, segment.transport)
+        other, other_first, other_port = self._nodes[n]
+        nic, relay = self._leaving(src, dst)
+        leave, arrive = node.leave(a, relay, nic), other.arrive(b)
+        path = self._fabric.path(Port(port + nic, m, nic), Port(other_port + arrive.nic, n, arrive.nic))
+        transport = self.spec.transport
+        latency_s = transport.latency_s + leave.latency_s + arrive.latency_s
+        if path:
+            latency_s += sum(self._fabric.links[i].latency_s for i in path)
+        links = _shift(leave.links, first) + _shift(path, self._fabric_first) + _shift(arrive.links, other_first)
+        return Route(links, latency_s, transport.name, transport.flow_bytes_per_s)
 
-    def _between(self, src: int, dst: int) -> Route:
-        """Route between nodes: GPU, NIC, switches, NIC, GPU."""
+    def _leaving(self, src: int, dst: int) -> tuple[int, int | None]:
+        """Return the NIC that a message leaves by, and the GPU that it crosses NVSwitch to first, if any.
+
+        It crosses where rails do not meet: to the GPU whose NIC is on the receiver's rail.
+        """
         (m, a), (n, b) = self._places[src], self._places[dst]
-        (node, first, _), (other, other_first, _) = self._nodes[m], self._nodes[n]
+        node, other = self.node(m), self.node(n)
         for end, number in ((node, m), (other, n)):
             if not end.gpu_nic:
                 raise ConfigError(
                     f"cluster {self.name}: node {number} ({end.spec.name}) has no NIC, so ranks {src} and {dst} "
                     "cannot reach each other; give the node a [nic]"
                 )
-        nic, other_nic, across = self._nics(node, a, other, b)
-        relay = across.links if across else ()
-        leave = node.to_nic(a if across is None else self._relay(node, other_nic), nic)
-        arrive = other.from_nic(other_nic, b)
-        path = self._fabric.path(self._port_of(m, nic), self._port_of(n, other_nic))
-        links = (
-            *(first + i for i in relay),
-            *(first + i for i in leave.links),
-            *(self._fabric_first + i for i in path),
-            *(other_first + i for i in arrive.links),
-        )
-        hops_s = sum(self._fabric.links[i].latency_s for i in path)
-        relay_s = across.latency_s if across else 0.0
-        transport = self.spec.transport
-        latency_s = transport.latency_s + relay_s + leave.latency_s + hops_s + arrive.latency_s
-        return Route(links, latency_s, transport.name, transport.core_bytes_per_s * transport.sockets)
-
-    def _nics(self, node: Node, a: int, other: Node, b: int) -> tuple[int, int, Any]:
-        """Return the NICs at both ends, and the hop across NVSwitch that comes first where rails do not meet."""
-        nic, other_nic = node.gpu_nic[a], other.gpu_nic[b]
-        fabric = self.spec.fabric
-        if fabric.kind != "rail" or fabric.cross_rail != "nvswitch" or nic == other_nic:
-            return nic, other_nic, None
-        relay = self._relay(node, other_nic)
-        if not node.has_nvlink(a, relay):
+        nic, rail = node.gpu_nic[a], other.gpu_nic[b]
+        if nic == rail or self.spec.fabric.cross_rail != "nvswitch" or self.spec.fabric.kind != "rail":
+            return nic, None
+        if rail not in node.gpu_nic or not node.has_nvlink(a, node.gpu_nic.index(rail)):
             raise ConfigError(
                 f"cluster {self.name}: rails meet only across NVSwitch, and GPU {a} of {node.spec.name} has no "
-                f'NVLink to GPU {relay}; use cross_rail = "spine"'
+                f'NVLink to a GPU of rail {rail}; use cross_rail = "spine"'
             )
-        return other_nic, other_nic, node.peer(a, relay)
-
-    def _relay(self, node: Node, nic: int) -> int:
-        """Return the GPU of a node that uses a NIC."""
-        if nic not in node.gpu_nic:
-            raise ConfigError(f"cluster {self.name}: no GPU of {node.spec.name} uses NIC {nic}, so rails cannot meet")
-        return node.gpu_nic.index(nic)
+        return rail, node.gpu_nic.index(rail)
 
     # Rings.
 
@@ -293,6 +278,10 @@ class Cluster:
         if not 0 <= rank < len(self._places):
             raise ConfigError(f"cluster {self.name}: has ranks 0 to {self.size - 1}, got {rank}")
         return rank
+
+
+def _shift(links: tuple[int, ...], first: int) -> tuple[int, ...]:
+    return tuple([first + i for i in links])
 
 
 def too_many(name: str, ranks: int, size: int, a_unit: int) -> str:

@@ -10,7 +10,7 @@ beyond adds its switch's latency.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from emu.cluster.parts import Link
 from emu.cluster.spec import FabricSpec
@@ -19,8 +19,7 @@ from emu.errors import ConfigError
 _MASK = (1 << 64) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Port:
+class Port(NamedTuple):
     """A NIC of the cluster: its number over all nodes, its node, and which NIC of the node it is."""
 
     number: int

@@ -18,6 +18,15 @@ class Segment:
     transport: str = "pcie"
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A segment between a GPU and the port of a NIC."""
+
+    nic: int
+    links: tuple[int, ...]
+    latency_s: float
+
+
 @dataclass(frozen=True)
 class Edge:
     """A device's place in the PCIe tree: what it hangs under, and its link up and down."""
@@ -38,6 +47,8 @@ class Node:
     edges: dict[str, Edge] = field(default_factory=dict)
     numbers: dict[str, int] = field(default_factory=dict)
     gpu_nic: tuple[int, ...] = ()
+    _leaves: dict[tuple[int, int | None, int], Way] = field(default_factory=dict)
+    _arrives: dict[int, Way] = field(default_factory=dict)
 
     def link(self, name: str) -> int:
         """Return the number of a link by its name within the node."""
@@ -67,15 +78,24 @@ class Node:
         """Whether two GPUs are joined by NVLink, directly or by a switch."""
         return self._nvlink(a, b) is not None
 
-    def to_nic(self, gpu: int, nic: int) -> Segment:
-        """Return the path from a GPU out of the node's port `nic`."""
-        wire = self._wire(nic, "up")
-        return self._network(self._to_device(f"gpu{gpu}", f"nic{nic}"), wire)
+    def leave(self, gpu: int, relay: int | None, nic: int) -> Way:
+        """Return the way from a GPU out of port `nic`, across NVLink to GPU `relay` first if one is given."""
+        way = self._leaves.get((gpu, relay, nic))
+        if way is None:
+            hop = self.peer(gpu, relay) if relay is not None else Segment(())
+            inside = self._to_device(f"gpu{gpu if relay is None else relay}", f"nic{nic}")
+            links = (*hop.links, *inside, *self._wire(nic, "up"))
+            way = self._leaves[gpu, relay, nic] = Way(nic, links, hop.latency_s + self._network_s(inside))
+        return way
 
-    def from_nic(self, nic: int, gpu: int) -> Segment:
-        """Return the path from the node's port `nic` to a GPU."""
-        wire = self._wire(nic, "down")
-        return self._network((*wire, *self._to_device(f"nic{nic}", f"gpu{gpu}")), ())
+    def arrive(self, gpu: int) -> Way:
+        """Return the way from the port of a GPU's NIC to the GPU."""
+        way = self._arrives.get(gpu)
+        if way is None:
+            nic = self.gpu_nic[gpu]
+            inside = self._to_device(f"nic{nic}", f"gpu{gpu}")
+            way = self._arrives[gpu] = Way(nic, (*self._wire(nic, "down"), *inside), self._network_s(inside))
+        return way
 
     def host(self, gpu: int, direction: str) -> Segment:
         """Return the path between a GPU and the memory of its own socket; direction "h2d" or "d2h"."""
@@ -126,12 +146,11 @@ class Node:
         port = (self.link(f"nic{nic}.{way}"),)
         return (*cores, *both, *port) if way == "up" else (*port, *both, *cores)
 
-    def _network(self, inside: tuple[int, ...], wire: tuple[int, ...]) -> Segment:
-        """A segment of a route between nodes: the DMA across PCIe is part of the transport's own latency."""
-        far = sum(self.links[i].latency_s for i in inside if self.links[i].kind == "interconnect")
+    def _network_s(self, inside: tuple[int, ...]) -> float:
+        """Latency beyond the transport's own, which holds the DMA across PCIe: other sockets and staging."""
+        far_s = sum(self.links[i].latency_s for i in inside if self.links[i].kind == "interconnect")
         staged = self.transport.staged and self.transport.kind == "rdma"
-        extra = self.spec.pcie.staging_latency_s if staged else 0.0
-        return Segment((*inside, *wire), far + extra, self.transport.name)
+        return far_s + (self.spec.pcie.staging_latency_s if staged else 0.0)
 
     def _segment(self, links: tuple[int, ...], transport: str, extra_s: float = 0.0) -> Segment:
         return Segment(links, sum(self.links[i].latency_s for i in links) + extra_s, transport)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from emu.errors import ConfigError
 from emu.units import format_bandwidth, format_time
@@ -100,7 +101,7 @@ class Transport:
         """Payload of a full packet: TCP's maximum segment size."""
         return (self.mtu_bytes or 0) - self.header_bytes
 
-    @property
+    @cached_property
     def efficiency(self) -> float:
         """Payload over wire bytes of a full packet."""
         if self.mtu_bytes is None:
@@ -118,6 +119,11 @@ class Transport:
         """What one core can move; infinite where the transport takes no CPU time."""
         cost = self.host_cpu_s_per_byte
         return 1 / cost if cost else math.inf
+
+    @cached_property
+    def flow_bytes_per_s(self) -> float:
+        """What the cores that one flow may use can move; infinite where the transport takes no CPU time."""
+        return self.core_bytes_per_s * self.sockets
 
     @property
     def staged(self) -> bool:
