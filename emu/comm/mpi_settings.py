@@ -1,41 +1,39 @@
 """Write into a virtual environment what its own MPI needs, so that a plain `mpirun -n 4 emu train` works.
 
-Only an Open MPI wheel inside the environment is touched: a system's MPI belongs to its administrator, and
-MPICH needs nothing. Parameters go into Open MPI's own parameter files, where a user's environment and home
-directory still override them. Leave to run as root can only be given by environment variables, so the
-launchers get a wrapper of three lines that gives it.
+Only an MPI wheel inside the environment is touched: a system's MPI belongs to its administrator. Parameters
+go into Open MPI's own parameter files, where a user's environment and home directory still override them.
+What only environment variables can say (that root may start ranks) is said by a short wrapper around the
+launchers, which the wheel's own launchers stand beside.
 """
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
-from emu.comm.mpi_start import OPENMPI_SETTINGS, PRTE_SETTINGS, Mpi
+from emu.comm.mpi_start import NO_SINGLE_COPY, OPENMPI_SETTINGS, PRTE_SETTINGS, ROOT_ALLOWED, Mpi
 
 _MARK = "# written by `emu doctor --fix`"
 _END = "# end of what `emu doctor --fix` wrote"
 
-_WRAPPER = f"""#!/bin/sh
-{_MARK}: lets root start ranks, as in a container; set the variables to another value to forbid it
-export OMPI_ALLOW_RUN_AS_ROOT="${{OMPI_ALLOW_RUN_AS_ROOT-1}}"
-export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="${{OMPI_ALLOW_RUN_AS_ROOT_CONFIRM-1}}"
-exec "$(dirname "$(readlink -f "$0")")/openmpi-%s" "$@"
-"""
-
-NO_SINGLE_COPY = {"smsc": "^cma"}  # where a container forbids one process to read another's memory
-
 
 def fixable(mpi: Mpi, prefix: Path) -> bool:
-    """Say whether this MPI is an Open MPI wheel inside the environment `prefix`."""
-    return mpi.family == "openmpi" and Path(mpi.library).is_relative_to(prefix) and (prefix / "etc").is_dir()
+    """Say whether this MPI is a wheel inside the environment `prefix` whose settings are known."""
+    return mpi.family in ("openmpi", "mpich") and Path(mpi.library).is_relative_to(prefix)
 
 
-def write_settings(prefix: Path, single_copy: bool = True) -> list[Path]:
-    """Write the settings into the environment `prefix`; return the files. Calling again is safe."""
-    openmpi = OPENMPI_SETTINGS if single_copy else OPENMPI_SETTINGS | NO_SINGLE_COPY
+def write_settings(mpi: Mpi, prefix: Path, single_copy: bool = True) -> list[Path]:
+    """Write the settings into the environment `prefix`; return the files. Calling again is safe.
+
+    `single_copy` false keeps one rank from reading another's memory, for containers that forbid it.
+    """
+    launchers = [prefix / "bin" / name for name in ("mpirun", "mpiexec")]
+    if mpi.family == "mpich":
+        return [] if single_copy else [_wrap(path, mpi, NO_SINGLE_COPY["mpich"]) for path in launchers]
+    parameters = OPENMPI_SETTINGS if single_copy else OPENMPI_SETTINGS | NO_SINGLE_COPY["openmpi"]
     return [
         _write_block(prefix / "etc" / "prte-mca-params.conf", PRTE_SETTINGS),
-        _write_block(prefix / "etc" / "openmpi-mca-params.conf", openmpi),
-        *(_wrap(prefix / "bin" / name) for name in ("mpirun", "mpiexec")),
+        _write_block(prefix / "etc" / "openmpi-mca-params.conf", parameters),
+        *(_wrap(path, mpi, ROOT_ALLOWED) for path in launchers),
     ]
 
 
@@ -49,12 +47,13 @@ def _write_block(path: Path, settings: dict[str, str]) -> Path:
     return path
 
 
-def _wrap(launcher: Path) -> Path:
-    """Move the wheel's launcher aside and put the wrapper in its place, unless it stands there already."""
-    if launcher.read_bytes().startswith(b"#!/bin/sh\n" + _MARK.encode()):
-        return launcher
-    aside = launcher.with_name(f"openmpi-{launcher.name}")
-    shutil.move(launcher, aside)
-    launcher.write_text(_WRAPPER % launcher.name)
+def _wrap(launcher: Path, mpi: Mpi, variables: Mapping[str, str]) -> Path:
+    """Put a wrapper in the place of a launcher, which moves aside unless it has before."""
+    aside = launcher.with_name(f"{mpi.family}-{launcher.name}")
+    if _MARK.encode() not in launcher.read_bytes():
+        shutil.move(launcher, aside)
+    exports = "".join(f'export {name}="${{{name}-{value}}}"\n' for name, value in variables.items())
+    run = f'exec "$(dirname "$(readlink -f "$0")")/{aside.name}" "$@"\n'
+    launcher.write_text(f"#!/bin/sh\n{_MARK}; a variable that is set already stays\n{exports}{run}")
     launcher.chmod(0o755)
     return launcher

@@ -104,7 +104,7 @@ def start_settings(mpi: Mpi) -> dict[str, str]:
     """
     if mpi.family != "openmpi":
         return {}
-    settings = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    settings = dict(ROOT_ALLOWED)
     if int(mpi.version.split(".")[0]) >= 5:
         settings |= {f"PRTE_MCA_{key}": value for key, value in PRTE_SETTINGS.items()}
     else:
@@ -112,6 +112,7 @@ def start_settings(mpi: Mpi) -> dict[str, str]:
     return settings | {f"OMPI_MCA_{key}": value for key, value in OPENMPI_SETTINGS.items()}
 
 
+ROOT_ALLOWED = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 PRTE_SETTINGS = {
     "rmaps_default_mapping_policy": "slot:oversubscribe",  # fills the hostfile's slots, then takes more
     "hwloc_default_binding_policy": "none",  # a rank has threads: one core is too little for it
@@ -119,6 +120,11 @@ PRTE_SETTINGS = {
 OPENMPI_SETTINGS = {
     "osc": "^ucx",  # without an InfiniBand device this one-sided component prints an error for every rank
 }
+
+
+# Where a container forbids one process to read another's memory. Open MPI's names are parameters (since
+# version 5; before, it was btl_vader_single_copy_mechanism = none), MPICH's are environment variables.
+NO_SINGLE_COPY = {"openmpi": {"smsc": "^cma"}, "mpich": {"MPIR_CVAR_CH4_CMA_ENABLE": "0"}}
 
 
 def start_mpirun(ranks: int, argv: Sequence[str], hostfile: str | None = None) -> NoReturn:
@@ -152,7 +158,7 @@ def _candidates(family: str, library: str) -> Iterator[str]:
 
 def _launcher_family(mpirun: str) -> str | None:
     """Return whose launcher this is, by what it says of its version; None if it does not run."""
-    allowed = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    allowed = {**os.environ, **ROOT_ALLOWED}
     try:
         said = subprocess.run([mpirun, "--version"], capture_output=True, text=True, env=allowed, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
