@@ -11,12 +11,15 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from emu.catalog.schema import unknown
 from emu.cluster.fabric import Fabric, Port
 from emu.cluster.faults import Faults
-from emu.cluster.node import Node
+from emu.cluster.node import Node, Way
 from emu.cluster.parts import ClosedForm, GpuSpec, Link, Route, Transport
 from emu.cluster.rings import disjoint_rings, ring_through
+from emu.cluster.routing import RouteTable, route_table
 from emu.cluster.spec import ClusterSpec
 from emu.errors import ConfigError
 
@@ -53,8 +56,8 @@ class Cluster:
     link_flaps: tuple[LinkFlap, ...]
     _nodes: tuple[tuple[Node, int, int], ...] = field(repr=False)  # node, its first link, its first port
     _places: tuple[tuple[int, int], ...] = field(repr=False)  # rank -> (node, GPU within it)
-    _fabric: Fabric = field(repr=False)
-    _fabric_first: int = field(repr=False)  # number of the first link between switches
+    fabric: Fabric = field(repr=False)
+    first_fabric_link: int = field(repr=False)
     _routes: dict[tuple[int, int], Route] = field(default_factory=dict, repr=False)
     _host_routes: dict[tuple[int, str], Route] = field(default_factory=dict, repr=False)
 
@@ -111,7 +114,7 @@ class Cluster:
 
     def leaf_of(self, rank: int) -> int:
         """Return the first switch that a rank's NIC is plugged into."""
-        return self._fabric.leaf_of(self._port(rank))
+        return self.fabric.leaf_of(self._port(rank))
 
     def nic_of(self, rank: int) -> int | None:
         """Return the number, within its node, of the NIC that a rank uses; None where there is none."""
@@ -120,7 +123,7 @@ class Cluster:
 
     def fabric_summary(self) -> str:
         """Say in a line how the nodes are joined."""
-        return self._fabric.summary()
+        return self.fabric.summary()
 
     def check_ranks(self, ranks: int) -> None:
         """Raise ConfigError if there are fewer GPUs than ranks."""
@@ -135,6 +138,10 @@ class Cluster:
         if route is None:
             route = self._routes[src, dst] = self._make_route(self._known(src), self._known(dst))
         return route
+
+    def route_table(self, src: Sequence[int] | np.ndarray, dst: Sequence[int] | np.ndarray) -> RouteTable:
+        """Return the routes from src[i] to dst[i] as arrays: for many pairs at once."""
+        return route_table(self, src, dst)
 
     def host_route(self, rank: int, direction: str) -> Route:
         """Return the route of a copy between a rank's GPU and its host's memory; direction "h2d" or "d2h"."""
@@ -160,16 +167,21 @@ class Cluster:
         if m == n:
             segment = node.peer(a, b)
             return Route(_shift(segment.links, first), segment.latency_s, segment.transport)
-        other, other_first, other_port = self._nodes[n]
-        nic, relay = self._leaving(src, dst)
-        leave, arrive = node.leave(a, relay, nic), other.arrive(b)
-        path = self._fabric.path(Port(port + nic, m, nic), Port(other_port + arrive.nic, n, arrive.nic))
+        other_first, other_port = self._nodes[n][1:]
+        leave, arrive = self.ways(src, dst)
+        path = self.fabric.path(Port(port + leave.nic, m, leave.nic), Port(other_port + arrive.nic, n, arrive.nic))
         transport = self.spec.transport
         latency_s = transport.latency_s + leave.latency_s + arrive.latency_s
         if path:
-            latency_s += sum(self._fabric.links[i].latency_s for i in path)
-        links = _shift(leave.links, first) + _shift(path, self._fabric_first) + _shift(arrive.links, other_first)
+            latency_s += sum(self.fabric.links[i].latency_s for i in path)
+        links = _shift(leave.links, first) + _shift(path, self.first_fabric_link) + _shift(arrive.links, other_first)
         return Route(links, latency_s, transport.name, transport.flow_bytes_per_s)
+
+    def ways(self, src: int, dst: int) -> tuple[Way, Way]:
+        """Return the way out of the sender's node and that into the receiver's, link numbers within each node."""
+        (m, a), (n, b) = self._places[src], self._places[dst]
+        nic, relay = self._leaving(src, dst)
+        return self.node(m).leave(a, relay, nic), self.node(n).arrive(b)
 
     def _leaving(self, src: int, dst: int) -> tuple[int, int | None]:
         """Return the NIC that a message leaves by, and the GPU that it crosses NVSwitch to first, if any.
@@ -266,6 +278,29 @@ class Cluster:
         for rank, (node, _) in enumerate(self._places):
             ranks[node].append(rank)
         return tuple(tuple(group) for group in ranks)
+
+    @cached_property
+    def places(self) -> np.ndarray:
+        """Return (node, kind of node, GPU within it) of each rank: an array (ranks, 3)."""
+        kinds = {id(node): i for i, (node, _, _) in reversed(list(enumerate(self._nodes)))}
+        order = {key: number for number, key in enumerate(kinds)}
+        kind = [order[id(node)] for node, _, _ in self._nodes]
+        return np.array([(node, kind[node], gpu) for node, gpu in self._places], np.int64)
+
+    @cached_property
+    def hop_latencies_s(self) -> np.ndarray:
+        """Return the latency of each link between switches, and 0 at the end for "none"."""
+        return np.array([link.latency_s for link in self.fabric.links] + [0.0])
+
+    @cached_property
+    def first_links(self) -> np.ndarray:
+        """Return the number of each node's first link."""
+        return np.array([first for _, first, _ in self._nodes], np.int64)
+
+    @cached_property
+    def first_ports(self) -> np.ndarray:
+        """Return the number of each node's first NIC, over all nodes."""
+        return np.array([port for _, _, port in self._nodes], np.int64)
 
     def _port_of(self, node: int, nic: int) -> Port:
         return Port(self._nodes[node][2] + nic, node, nic)

@@ -10,7 +10,9 @@ beyond adds its switch's latency.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
 
 from emu.cluster.parts import Link
 from emu.cluster.spec import FabricSpec
@@ -27,13 +29,26 @@ class Port(NamedTuple):
     nic: int
 
 
+class Ports(NamedTuple):
+    """Many ports at once: arrays (pairs,) of int64."""
+
+    number: np.ndarray
+    node: np.ndarray
+    nic: np.ndarray
+
+
 class Fabric(Protocol):
-    """Links between switches, and the path between two ports as numbers of these links."""
+    """Links between switches, and the path between two ports as numbers of these links.
+
+    `paths` is `path` for many pairs at once: an array (pairs, hops) with -1 where a path is shorter.
+    """
 
     @property
     def links(self) -> Sequence[Link]: ...
 
     def path(self, src: Port, dst: Port) -> tuple[int, ...]: ...
+
+    def paths(self, src: Ports, dst: Ports) -> np.ndarray: ...
 
     def leaf_of(self, port: Port) -> int: ...
 
@@ -48,6 +63,16 @@ def choose(src: int, dst: int, seed: int, tier: int, ways: int) -> int:
     return (x ^ (x >> 31)) % ways
 
 
+def choose_many(src: np.ndarray, dst: np.ndarray, seed: int, tier: int, ways: int) -> np.ndarray:
+    """Choose for many pairs at once, as `choose` does."""
+    salt = np.uint64((seed * 8 + tier + 1) * 0x165667B19E3779F9 & _MASK)
+    a, b = src.astype(np.uint64), dst.astype(np.uint64)
+    x = a * np.uint64(0x9E3779B97F4A7C15) + b * np.uint64(0xC2B2AE3D27D4EB4F) + salt
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return ((x ^ (x >> np.uint64(31))) % np.uint64(ways)).astype(np.int64)
+
+
 @dataclass
 class OneSwitch:
     """One switch that never blocks."""
@@ -56,6 +81,9 @@ class OneSwitch:
 
     def path(self, src: Port, dst: Port) -> tuple[int, ...]:
         return ()
+
+    def paths(self, src: Ports, dst: Ports) -> np.ndarray:
+        return np.empty((len(src.number), 0), np.int64)
 
     def leaf_of(self, port: Port) -> int:
         return 0
@@ -75,24 +103,37 @@ class LeafSpine:
     rails: int  # 0: ports fill leaf after leaf; else NIC i of each group of nodes on its leaf i
     down: int
     links: list[Link]
-    ups: list[tuple[int, ...]]
-    downs: list[tuple[int, ...]]
+    ups: np.ndarray  # [leaf, uplink] -> link
+    downs: np.ndarray
 
-    def leaf_of(self, port: Port) -> int:
+    def leaf_of(self, port: Any) -> Any:
         if self.rails:
             return port.node // self.down * self.rails + port.nic
         return port.number // self.down
+
+    def paths(self, src: Ports, dst: Ports) -> np.ndarray:
+        a, b = self.leaf_of(src), self.leaf_of(dst)
+        if not self.links:
+            return np.empty((len(a), 0), np.int64)
+        u = v = np.zeros(len(a), np.int64)
+        if self.spec.routing == "ecmp":
+            u = choose_many(src.number, dst.number, self.spec.seed, 0, self.up)
+            parallel = choose_many(src.number, dst.number, self.spec.seed, 1, self.up // self.spines)
+            v = u % self.spines + self.spines * parallel
+        found = np.stack([self.ups[a, u], self.downs[b, v]], axis=1)
+        found[a == b] = -1
+        return found
 
     def path(self, src: Port, dst: Port) -> tuple[int, ...]:
         a, b = self.leaf_of(src), self.leaf_of(dst)
         if a == b:
             return ()
         if self.spec.routing == "spray":
-            return self.ups[a][0], self.downs[b][0]
+            return int(self.ups[a, 0]), int(self.downs[b, 0])
         u = choose(src.number, dst.number, self.spec.seed, 0, self.up)
         # The spine in turn hashes over its own links to the leaf, where it has several.
         parallel = choose(src.number, dst.number, self.spec.seed, 1, self.up // self.spines)
-        return self.ups[a][u], self.downs[b][u % self.spines + self.spines * parallel]
+        return int(self.ups[a, u]), int(self.downs[b, u % self.spines + self.spines * parallel])
 
     def summary(self) -> str:
         shape = f"{self.leaves} leaves of {self.down} down, {self.up} up, {self.spines} spines"
@@ -108,10 +149,26 @@ class FatTree:
     half: int
     up: int
     links: list[Link]
-    tier: dict[tuple[str, int, int], int]  # (which way, switch, uplink) -> link
+    tiers: dict[str, np.ndarray]  # "edge-up", …: [switch, uplink] -> link
 
-    def leaf_of(self, port: Port) -> int:
+    def leaf_of(self, port: Any) -> Any:
         return port.number // self.half
+
+    def paths(self, src: Ports, dst: Ports) -> np.ndarray:
+        a, b = self.leaf_of(src), self.leaf_of(dst)
+        pod_a, pod_b = a // self.half, b // self.half
+        agg = core = np.zeros(len(a), np.int64)
+        if self.spec.routing == "ecmp":
+            agg = choose_many(src.number, dst.number, self.spec.seed, 0, self.up)
+            core = choose_many(src.number, dst.number, self.spec.seed, 1, self.half)
+        slot = agg * self.half + core
+        found = np.full((len(a), 4), -1, np.int64)
+        far = pod_a != pod_b
+        found[:, 0], found[:, 3] = self.tiers["edge-up"][a, agg], self.tiers["edge-down"][b, agg]
+        found[far, 1] = self.tiers["pod-up"][pod_a[far], slot[far]]
+        found[far, 2] = self.tiers["pod-down"][pod_b[far], slot[far]]
+        found[a == b] = -1
+        return found
 
     def path(self, src: Port, dst: Port) -> tuple[int, ...]:
         a, b = self.leaf_of(src), self.leaf_of(dst)
@@ -120,12 +177,13 @@ class FatTree:
         pod_a, pod_b = a // self.half, b // self.half
         spray = self.spec.routing == "spray"
         agg = 0 if spray else choose(src.number, dst.number, self.spec.seed, 0, self.up)
-        first, last = self.tier["edge-up", a, agg], self.tier["edge-down", b, agg]
+        first, last = int(self.tiers["edge-up"][a, agg]), int(self.tiers["edge-down"][b, agg])
         if pod_a == pod_b:
             return first, last
         core = 0 if spray else choose(src.number, dst.number, self.spec.seed, 1, self.half)
         slot = agg * self.half + core
-        return first, self.tier["pod-up", pod_a, slot], self.tier["pod-down", pod_b, slot], last
+        up, down = self.tiers["pod-up"][pod_a, slot], self.tiers["pod-down"][pod_b, slot]
+        return first, int(up), int(down), last
 
     def summary(self) -> str:
         ratio = f"{self.half / self.up:g}:1"
@@ -164,22 +222,18 @@ def _leaf_spine(spec: FabricSpec, ports: Sequence[Port], rate: float, hop_s: flo
     rails = 1 + max(port.nic for port in ports) if spec.kind == "rail" else 0
     units = max(port.node for port in ports) // spec.down + 1 if rails else 0
     leaves = units * rails if rails else (len(ports) - 1) // spec.down + 1
-    fabric = LeafSpine(
-        spec, leaves, spec.up, spec.spines or spec.up, rails, spec.down, [], [], []
-    )  # fmt: skip
-    if leaves == 1:
-        fabric.ups.append(())
-        fabric.downs.append(())
-        return fabric
-    sprayed = spec.routing == "spray"
-    for leaf in range(leaves):
-        for way, table in (("up", fabric.ups), ("down", fabric.downs)):
-            first = len(fabric.links)
-            names = [f"fabric.leaf{leaf}.{way}"] if sprayed else [f"fabric.leaf{leaf}.{way}{u}" for u in range(spec.up)]
-            speed = rate * spec.up if sprayed else rate
-            fabric.links += [_link(spec, name, speed, hop_s) for name in names]
-            table.append(tuple(range(first, len(fabric.links))))
-    return fabric
+    cables = 1 if spec.routing == "spray" else spec.up
+    links: list[Link] = []
+    tables = {way: np.zeros((leaves, cables), np.int64) for way in ("up", "down")}
+    for leaf in range(leaves if leaves > 1 else 0):
+        for way, table in tables.items():
+            table[leaf] = len(links) + np.arange(cables)
+            for u in range(cables):
+                name = f"fabric.leaf{leaf}.{way}{u if cables > 1 or spec.routing == 'ecmp' else ''}"
+                links.append(_link(spec, name, rate * spec.up / cables, hop_s))
+    return LeafSpine(
+        spec, leaves, spec.up, spec.spines or spec.up, rails, spec.down, links, tables["up"], tables["down"]
+    )
 
 
 def _fat_tree(spec: FabricSpec, ports: Sequence[Port], rate: float, hop_s: float, where: str) -> FatTree:
@@ -189,22 +243,23 @@ def _fat_tree(spec: FabricSpec, ports: Sequence[Port], rate: float, hop_s: float
         raise ConfigError(
             f"{where}: a fat tree of {spec.k}-port switches joins {spec.k**3 // 4} NICs, got {len(ports)}; raise k"
         )
-    fabric = FatTree(spec, half, up, [], {})
     edges = (len(ports) - 1) // half + 1
     pods = (edges - 1) // half + 1
-    sprayed = spec.routing == "spray"
-    for way in ("up", "down"):
-        for edge in range(edges):
-            ways = 1 if sprayed else up
-            for a in range(ways):
-                fabric.tier[f"edge-{way}", edge, a] = len(fabric.links)
-                name = f"fabric.edge{edge}.{way}{'' if sprayed else a}"
-                fabric.links.append(_link(spec, name, rate * up / ways, hop_s))
-        for pod in range(pods if pods > 1 else 0):
-            slots = 1 if sprayed else up * half
-            for slot in range(slots):
-                fabric.tier[f"pod-{way}", pod, slot] = len(fabric.links)
-                part = "" if sprayed else f"{slot // half}.core{slot % half}"
-                name = f"fabric.pod{pod}.{way}{part}"
-                fabric.links.append(_link(spec, name, rate * up * half / slots, hop_s))
-    return fabric
+    links: list[Link] = []
+    tiers: dict[str, np.ndarray] = {}
+    shapes = {"edge": (edges, up), "pod": (pods if pods > 1 else 0, up * half)}
+    for tier, (switches, ways) in shapes.items():
+        cables = 1 if spec.routing == "spray" else ways
+        for way in ("up", "down"):
+            first = len(links)
+            tiers[f"{tier}-{way}"] = first + np.arange(switches * cables).reshape(switches, cables)
+            for switch in range(switches):
+                for i in range(cables):
+                    name = f"fabric.{tier}{switch}.{way}{_cable(tier, i, half) if cables > 1 else ''}"
+                    links.append(_link(spec, name, rate * ways / cables, hop_s))
+    return FatTree(spec, half, up, links, tiers)
+
+
+def _cable(tier: str, i: int, half: int) -> str:
+    """Name an uplink: of an edge by its aggregation switch, of a pod by that and the core."""
+    return str(i) if tier == "edge" else f"{i // half}.core{i % half}"
