@@ -81,10 +81,13 @@ class Gpu:
         """Allocate an array and copy host data into it; the copy over the host's link is recorded."""
         dtype = self._arrays.dtype(dtype if dtype is not None else data.dtype)
         array = self.empty(data.shape, dtype, purpose)
+        self._copy_in(array, data, name)
+        return array
+
+    def _copy_in(self, array: Any, data: Any, name: str) -> None:
         self._log.copy(H2D, self._label(name), array.nbytes)
         if not self.dry:
             self._arrays.to_device(array, data)
-        return array
 
     def to_host(self, array: Any, name: str = "copy to host") -> np.ndarray:
         """Copy an array to the host; the copy is recorded. Raise ConfigError in a dry run."""
@@ -95,13 +98,14 @@ class Gpu:
 
     def launch(self, kernel: Callable[..., Any], *arrays: Any, cost: Cost, name: str | None = None) -> None:
         """Run kernel(*arrays) on the current stream; what it costs is recorded. Dry, nothing is run."""
-        if not self.dry:
-            kernel(*arrays)
         label = self._label(name or kernel.__name__)
         try:
-            self._log.compute(DTYPE_CODE[cost.dtype], label, int(cost.bytes), float(cost.flops))
+            dtype = DTYPE_CODE[cost.dtype]
         except KeyError:
             raise ConfigError(f"cost of {name or kernel.__name__}: {_DTYPES}, got {cost.dtype!r}") from None
+        self._log.compute(dtype, label, int(cost.bytes), float(cost.flops))
+        if not self.dry:
+            kernel(*arrays)
 
     # Streams
 
