@@ -1,0 +1,103 @@
+"""How late messages were, how long emulated time stood still, and which dilation would have kept up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+ENOUGH = 0.01  # a message is late when it is late by more than this part of its own time
+
+
+class Lateness:
+    """What one rank's messages were. Several threads add to it."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[float, float]] = []  # emulated time of a message, seconds late on the host's clock
+
+    def message(self, own_s: float, late_s: float) -> None:
+        """Count a message that takes `own_s` of emulated time and came `late_s` after its time."""
+        self.found.append((own_s, late_s))
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a run tells of its lateness. `*_wall_s` are seconds of the host's clock.
+
+    Lateness is relative to a message's own time. `enough` is the dilation at which at most one message in a hundred
+    would have been late, had the host been as slow as it was.
+    """
+
+    dilation: float
+    messages: int
+    late: int
+    early: int
+    median_pct: float
+    p99_pct: float
+    worst_pct: float
+    worst_wall_s: float
+    stood_still_wall_s: float
+    run_wall_s: float
+    enough: float
+
+    @property
+    def kept_up(self) -> bool:
+        """Whether at most one message in a hundred was late."""
+        return self.late <= ENOUGH * self.messages
+
+    def json(self) -> dict[str, Any]:
+        """Return all of it as plain values."""
+        return asdict(self) | {"kept_up": self.kept_up}
+
+    def text(self) -> str:
+        """Return one line for people."""
+        stood = f"emulated time stood still for {self.stood_still_wall_s:.3g} s of {self.run_wall_s:.3g} s"
+        if not self.messages:
+            return f"wall clock, dilation {self.dilation:g}: no messages; {stood}"
+        line = (
+            f"{self.late} of {self.messages} messages late by more than {ENOUGH:.0%} of their own time "
+            f"(median {self.median_pct:.2g} %, worst {self.worst_pct:.3g} % or {1e3 * self.worst_wall_s:.3g} ms), "
+            f"none early; {stood}"
+        )
+        if self.early:
+            line = line.replace("none early", f"{self.early} EARLY")
+        if self.kept_up:
+            return f"wall clock, dilation {self.dilation:g}: {line}"
+        return f"THE HOST COULD NOT KEEP UP at dilation {self.dilation:g} (enough: {self.enough:,.0f}): {line}"
+
+
+def summarise(
+    found: Sequence[Sequence[tuple[float, float]]], dilation: float, stood_still_s: float, run_s: float
+) -> Told:
+    """Join what all ranks found."""
+    pairs = np.array([pair for rank in found for pair in rank], dtype=float).reshape(-1, 2)
+    pairs = pairs[pairs[:, 0] > 0]
+    if not len(pairs):
+        return Told(dilation, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, stood_still_s, run_s, dilation)
+    own_s, late_s = pairs.T
+    part = late_s / (dilation * own_s)
+    needed = late_s / (ENOUGH * own_s)
+    return Told(
+        dilation=dilation,
+        messages=len(pairs),
+        late=int((part > ENOUGH).sum()),
+        early=int((late_s < 0).sum()),
+        median_pct=100 * float(np.median(part)),
+        p99_pct=100 * float(np.quantile(part, 0.99)),
+        worst_pct=100 * float(part.max()),
+        worst_wall_s=float(late_s.max()),
+        stood_still_wall_s=stood_still_s,
+        run_wall_s=run_s,
+        enough=max(1.0, _round_up(float(np.quantile(needed, 0.99, method="higher")))),
+    )
+
+
+def _round_up(value: float) -> float:
+    """Return the next number of two digits."""
+    if value <= 1:
+        return 1.0
+    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return math.ceil(value / unit) * unit

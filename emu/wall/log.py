@@ -1,0 +1,118 @@
+"""A log under the wall clock: what it records it also says to the referee, and its stream waits as long as that takes.
+
+Messages are said by the wire, which knows them better; see `wire`.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from typing import Any
+
+from emu.comm.recording import Log, Tables
+from emu.trace import ROW_FORMAT, Op, Template
+from emu.wall import frames as F
+from emu.wall.seat import Seat
+
+_pack = struct.Struct(ROW_FORMAT).pack
+
+
+class SharedTables(Tables):
+    """Tables that several threads add to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+
+    def label(self, name: str) -> int:
+        """Return the number of a label, new or known."""
+        with self._lock:
+            return super().label(name)
+
+    def add_template(self, signature: Any, template: Template) -> int:
+        """Return the template's number; equal contents are kept once."""
+        with self._lock:
+            return super().add_template(signature, template)
+
+    def __reduce__(self) -> Any:
+        return _plain_tables, (dict(self.__dict__, _lock=None),)
+
+
+def _plain_tables(fields: dict[str, Any]) -> Tables:
+    tables = Tables()
+    tables.__dict__.update({name: value for name, value in fields.items() if name != "_lock"})
+    return tables
+
+
+class WallLog(Log):
+    """One stream's log. The host's is the rank's whole log: other streams write into gaps that it leaves for them."""
+
+    __slots__ = ("seat", "free_sums", "parts")
+
+    def __init__(self, rank: int, tables: Tables, seat: Seat, free_sums: bool) -> None:
+        super().__init__(rank, tables)
+        self.seat = seat
+        self.stream = seat.stream
+        self.free_sums = free_sums  # the sums of collectives take no emulated time
+        self.parts: list[bytearray] = []
+
+    def compute(self, dtype_code: int, label: int, nbytes: int, flops: float) -> None:
+        """Record a kernel; the next operation of this stream waits until it is done."""
+        super().compute(dtype_code, label, nbytes, flops)
+        if not (self.flag and self.free_sums):
+            self._take_time(_pack(Op.COMPUTE, self.seat.stream, self.flag, dtype_code, label, 0, nbytes, flops))
+
+    def elapsed(self, label: int, seconds: float) -> None:
+        """Record measured computation."""
+        super().elapsed(label, seconds)
+        self._take_time(_pack(Op.ELAPSED, self.seat.stream, self.flag, 0, label, 0, 0, seconds))
+
+    def copy(self, direction: int, label: int, nbytes: int) -> None:
+        """Record a copy; the next operation of this stream waits until it is done."""
+        super().copy(direction, label, nbytes)
+        self._take_time(_pack(Op.COPY, self.seat.stream, self.flag, direction, label, 0, nbytes, 0.0))
+
+    def record(self) -> int:
+        """Record an event; it happens when this stream has done all before it."""
+        event = super().record()
+        self.happen(event)
+        return event
+
+    def await_event(self, ordinal: int) -> None:
+        """Record the wait for an event, and wait for it."""
+        super().await_event(ordinal)
+        self.wait_for(ordinal)
+
+    def happen(self, event: int) -> None:
+        """Let an event happen when this stream has done all before it; nothing is recorded."""
+        self.seat.say(F.RECORD, number=event)
+        self.seat.flush()
+
+    def wait_for(self, event: int) -> None:
+        """Wait for an event; nothing is recorded."""
+        seat = self.seat
+        seat.settle()
+        seat.say(F.AWAIT, number=event)
+        seat.ask()
+        seat.settle()
+
+    def gap(self) -> bytearray:
+        """Leave a gap for what another stream records; return where it writes."""
+        filled = bytearray()
+        self.parts += [self.data, filled]
+        self.data = bytearray()
+        return filled
+
+    def close_gaps(self) -> None:
+        """Join the log into one piece; all other streams must be done."""
+        self.data = bytearray().join([*self.parts, self.data])
+        self.parts = []
+
+    def _take_time(self, row: bytes) -> None:
+        seat = self.seat
+        seat.settle()
+        seat.say(F.ROWS, payload=row)
+        seat.ask()
+
+
+__all__ = ["SharedTables", "WallLog"]

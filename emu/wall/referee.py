@@ -1,0 +1,301 @@
+"""The referee: who may go on, and when. It knows the engine and no sockets; `agent` carries what it says.
+
+A stream of a rank either works (it may post something at any moment, no earlier than its own time) or has asked
+how long its last operation takes. Emulated time advances as far as nobody who works could still change it. So every
+answer is final, and most are given long before their time has come.
+
+Emulated time_s stands for `origin_s + dilation * time_s` on the hosts' clock. A message that its program sends or
+receives late moves the origin by its lateness, for everyone and for good: after that no message is through sooner
+than its link allows, by whatever watch. Inside a collective nothing can be measured, so there a rank that woke up
+late is not late for ever: the collective's own messages keep their times.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from emu.comm.wire import Call, compare
+from emu.errors import DeadlockError, EmuError, RankError
+from emu.wall import frames as F
+from emu.wall.model import Model
+
+Tell = Callable[[bytes], None]
+
+
+@dataclass(eq=False)
+class Lane:
+    """One stream of one rank, as the referee sees it."""
+
+    rank: int
+    stream: int
+    number: int = -1  # in the engine
+    tell: Tell | None = None  # the connection
+    queue: deque[F.Said] = field(default_factory=deque)
+    jobs: int = 0  # pieces of work it has been given and has not done; the host's own stream always has one
+    granted: deque[float] = field(default_factory=deque)  # when those that it has not begun were given
+    not_before_s: float = 0.0
+    asked: F.Said | None = None
+    parked: str = ""  # what else than the engine it waits for
+
+    @property
+    def who(self) -> str:
+        return f"rank {self.rank}" + (f" (stream {self.stream})" if self.stream else "")
+
+
+@dataclass
+class Meeting:
+    """An exchange of values: who has come, with what."""
+
+    members: tuple[int, ...]
+    came: dict[int, tuple[Lane, bytes, int]] = field(default_factory=dict)
+
+
+class Referee:
+    """Feeds the engine what ranks say, and answers them. Call `settle` after one or more `hear`."""
+
+    def __init__(self, model: Model, ranks: int, dilation: float) -> None:
+        self.model = model
+        self.ranks = ranks
+        self.dilation = dilation
+        self.origin_s: float | None = None  # host time of emulated time 0; known when all ranks have begun
+        self.stood_still_s = 0.0
+        self.lanes: dict[tuple[int, int], Lane] = {}
+        self.events: dict[tuple[int, int], float] = {}
+        self.waiting: dict[tuple[int, int], list[Lane]] = {}
+        self.meetings: dict[Any, Meeting] = {}
+        self.calls: dict[Any, dict[int, Call]] = {}
+        self.begun: set[int] = set()
+        self.ended: set[int] = set()
+        self.failure: EmuError | None = None
+        self._hosts = 0
+
+    # What is heard
+
+    def join(self, rank: int, stream: int, tell: Tell) -> Lane:
+        """Give a stream its lane. All ranks' first streams must have joined before time begins."""
+        lane = self._lane(rank, stream)
+        lane.tell = tell
+        if stream == 0:
+            lane.jobs = 1
+            self._hosts += 1
+        if self.failure is not None:
+            self._tell_failure(lane)
+        return lane
+
+    def hear(self, lane: Lane, said: F.Said) -> None:
+        """Take in what one stream says."""
+        if said.kind == F.FAILED:
+            self.fail(pickle.loads(said.payload))
+        else:
+            lane.queue.append(said)
+
+    def leave(self, lane: Lane) -> None:
+        """Take note that a connection has closed. A rank that goes without a word has died."""
+        lane.tell = None
+        if lane.stream == 0 and lane.rank not in self.ended:
+            self.ended.add(lane.rank)
+            self.fail(RankError(f"rank {lane.rank}: every rank must reach its end, got one whose process has died"))
+
+    def fail(self, error: EmuError) -> None:
+        """End the run for all: every stream gets the error instead of its next answer."""
+        if self.failure is None:
+            self.failure = error
+            for lane in self.lanes.values():
+                self._tell_failure(lane)
+
+    # What follows
+
+    def settle(self) -> None:
+        """Go on as far as possible and answer whom it can."""
+        if self.failure is not None or self._hosts < self.ranks:
+            return
+        try:
+            while self._take_all() | self._advance():
+                pass
+            self._check_stuck()
+        except EmuError as error:
+            self.fail(error)
+
+    def _lane(self, rank: int, stream: int) -> Lane:
+        lane = self.lanes.get((rank, stream))
+        if lane is None:
+            lane = self.lanes[rank, stream] = Lane(rank, stream)
+        return lane
+
+    def _take_all(self) -> bool:
+        moved = False
+        for lane in list(self.lanes.values()):
+            while lane.queue and not lane.parked and lane.asked is None and self._take(lane, lane.queue[0]):
+                lane.queue.popleft()
+                moved = True
+        return moved
+
+    def _take(self, lane: Lane, said: F.Said) -> bool:
+        """Take the first of what a stream has said, unless its time has not come yet."""
+        kind = said.kind
+        if kind == F.ENTER:
+            return self._enter(lane, said)
+        if kind == F.ASK:
+            lane.asked = said
+            return True
+        if kind == F.ROWS:
+            if said.stamp:
+                self._stand_still(lane, said.stamp)
+            self.model.extend(lane.rank, lane.stream, said.payload, lane.not_before_s)
+            lane.number = self.model.lane(lane.rank, lane.stream)
+            return True
+        if kind == F.START:
+            if not lane.granted:
+                return False
+            lane.not_before_s = max(lane.not_before_s, lane.granted.popleft())
+            return True
+        if not self.model.dry(lane.number):
+            return False
+        return self._take_dry(lane, said)
+
+    def _take_dry(self, lane: Lane, said: F.Said) -> bool:
+        """Take what counts from the moment at which the stream has done all before it."""
+        kind, time_s = said.kind, self._time_s(lane)
+        if kind == F.RECORD:
+            event = (lane.rank, said.number)
+            self.events[event] = time_s
+            for other in self.waiting.pop(event, ()):
+                other.parked = ""
+                self._hold(other, time_s)
+        elif kind == F.AWAIT:
+            event = (lane.rank, said.number)
+            if event in self.events:
+                self._hold(lane, self.events[event])
+            else:
+                lane.parked = "an event of another stream"
+                self.waiting.setdefault(event, []).append(lane)
+        elif kind == F.JOB:
+            other = self._lane(lane.rank, said.number)
+            other.jobs += 1
+            other.granted.append(time_s)
+        elif kind == F.DONE:
+            lane.jobs -= 1
+        elif kind == F.EXCHANGE:
+            self._exchange(lane, said)
+        elif kind == F.BYE:
+            lane.jobs = 0
+            self.ended.add(lane.rank)
+        return True
+
+    def _advance(self) -> bool:
+        """Let the engine go on to the earliest time of a stream that works; answer those whose time is known."""
+        working = [lane for lane in self.lanes.values() if lane.jobs > 0 and not lane.parked]
+        moved = False
+        while True:
+            bound_s = min((self._time_s(l) for l in working if self._idle(l)), default=float("inf"))
+            before = self.model.now_s
+            self.model.advance(bound_s, [lane.number for lane in working if lane.number >= 0])
+            answered = [lane for lane in working if lane.asked is not None and self._idle(lane)]
+            for lane in answered:
+                self._answer(lane)
+            moved = moved or bool(answered) or self.model.now_s != before
+            if any(lane.queue for lane in working):
+                return moved
+            if not answered and self.model.now_s == before:
+                return moved
+
+    def _idle(self, lane: Lane) -> bool:
+        return self.model.dry(lane.number)
+
+    def _time_s(self, lane: Lane) -> float:
+        return max(self.model.time_s(lane.number), lane.not_before_s)
+
+    def _hold(self, lane: Lane, time_s: float) -> None:
+        lane.not_before_s = max(lane.not_before_s, time_s)
+        if lane.number >= 0 and self.model.dry(lane.number):
+            self.model.hold(lane.number, time_s)
+
+    def _at(self, stamp: float) -> float:
+        """Return the emulated time of a moment on the host's clock."""
+        return (stamp - self.origin_s) / self.dilation if self.origin_s is not None else 0.0
+
+    def _stand_still(self, lane: Lane, stamp: float) -> None:
+        """Move the origin if the program came to an operation later than its emulated time."""
+        if not self.model.steady(lane.number):
+            return
+        began = stamp - self.dilation * self._time_s(lane)
+        if self.origin_s is None or lane.rank not in self.begun:
+            self.begun.add(lane.rank)
+            self.origin_s = max(began, self.origin_s or began)
+        elif began > self.origin_s:
+            self.stood_still_s += began - self.origin_s
+            self.origin_s = began
+
+    def _answer(self, lane: Lane) -> None:
+        asked, lane.asked = lane.asked, None
+        if asked is None or lane.tell is None:
+            return
+        payload = b""
+        if asked.payload:
+            payload = pickle.dumps(self.model.peers(lane.number, pickle.loads(asked.payload)))
+        lane.tell(F.told(F.ANSWER, self._time_s(lane), self.origin_s or 0.0, asked.number, payload))
+
+    # Values and agreement
+
+    def _exchange(self, lane: Lane, said: F.Said) -> None:
+        key, members, value = pickle.loads(said.payload)
+        meeting = self.meetings.setdefault(key, Meeting(members))
+        meeting.came[lane.rank] = (lane, value, said.number)
+        lane.parked = "an exchange of values with all ranks of its communicator"
+        if len(meeting.came) < len(members):
+            return
+        del self.meetings[key]
+        time_s = max(self._time_s(each) for each, _, _ in meeting.came.values())
+        payload = pickle.dumps([meeting.came[rank][1] for rank in members])
+        for each, _, number in meeting.came.values():
+            each.parked = ""
+            self._hold(each, time_s)
+            if each.tell is not None:
+                each.tell(F.told(F.ANSWER, time_s, self.origin_s or 0.0, number, payload))
+
+    def _enter(self, lane: Lane, said: F.Said) -> bool:
+        """Note when the program came here. Compare a collective call with the others'; nobody waits for that."""
+        self._stand_still(lane, said.stamp)
+        if not said.payload:
+            return True
+        key, size, call = pickle.loads(said.payload)
+        calls = self.calls.setdefault(key, {})
+        calls[lane.rank] = call
+        if len(calls) > 1:
+            compare(calls)
+        if len(calls) == size:
+            del self.calls[key]
+        return True
+
+    # Ends
+
+    def _check_stuck(self) -> None:
+        """Raise if every stream that has something to do waits, and nothing can happen any more."""
+        living = [lane for lane in self.lanes.values() if lane.jobs > 0]
+        if not living:
+            return
+        for lane in living:
+            if lane.queue and not (lane.parked or lane.asked):
+                continue
+            if not lane.parked and (lane.asked is None or self._idle(lane)):
+                return
+        dead = sorted({lane.rank for lane in living if self.model.dead(lane.number)})
+        waits = "; ".join(self._waits(lane) for lane in living if lane.rank not in dead)
+        if dead:
+            gone = ", ".join(f"rank {rank}" for rank in dead)
+            raise RankError(f"{gone} died, as the cluster's faults declare; {waits or 'nobody else is left'}")
+        raise DeadlockError(
+            f"deadlock: every rank must be able to go on, got {waits}; post receives before waiting for sends"
+        )
+
+    @staticmethod
+    def _waits(lane: Lane) -> str:
+        return f"{lane.who} waits for {lane.parked or 'messages that nobody sends or receives'}"
+
+    def _tell_failure(self, lane: Lane) -> None:
+        if lane.tell is not None and self.failure is not None:
+            lane.tell(F.told(F.ERROR, 0.0, 0.0, 0, pickle.dumps(self.failure)))

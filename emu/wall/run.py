@@ -1,0 +1,121 @@
+"""A run under the wall clock: start the referee, seat the ranks, run, and tell how late it was.
+
+    wall = begin(world, cluster, Pace(dilation=1000))
+    main(wall.gpu)
+    told = wall.end()          # on every rank
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from emu.errors import ConfigError
+from emu.gpu.arrays import arrays_of
+from emu.gpu.memory import Memory
+from emu.wall import agent
+from emu.wall.device import COMPUTE, WallComm, WallGpu
+from emu.wall.lateness import Lateness, Told, summarise
+from emu.wall.log import SharedTables, WallLog
+from emu.wall.pace import now, sharpen
+from emu.wall.seat import Seat
+from emu.wall.streams import Streams
+from emu.wall.wire import WallWire
+
+if TYPE_CHECKING:
+    from emu.cluster import Cluster
+    from emu.comm.mpi import MpiWorld
+
+SWITCH_S = 1e-4  # how long a thread may keep the interpreter while another wants it; by default 50 times this
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How emulated time goes by: `dilation` seconds of the host for each; what computation takes."""
+
+    dilation: float = 1.0
+    compute: str = "model"
+    speedup: float = 1.0  # a measured kernel takes its measured time divided by this
+
+    def __post_init__(self) -> None:
+        if not 0 < self.dilation < float("inf"):
+            raise ConfigError(f"dilation: a number above 0 is expected, got {self.dilation}")
+        if self.compute not in COMPUTE:
+            raise ConfigError(f"compute: one of {', '.join(COMPUTE)} is expected, got {self.compute!r}")
+        if not 0 < self.speedup < float("inf"):
+            raise ConfigError(f"speedup: a number above 0 is expected, got {self.speedup}")
+
+
+@dataclass
+class Wall:
+    """One rank's side of a run under way."""
+
+    gpu: WallGpu
+    pace: Pace
+    seat: Seat
+    lateness: Lateness
+    began: float
+    origin_s: float  # as it was when all had begun
+    process: Any = None  # the referee's, on the rank that started it
+
+    def end(self) -> Told:
+        """Wait for all streams, leave, and return how late all ranks' messages were. Collective."""
+        gpu, streams = self.gpu, self.gpu.streams
+        assert streams is not None
+        self.seat.settle()
+        streams.join(gpu)
+        took = now() - self.began
+        found = gpu.comm.wire.exchange(self.lateness.found)
+        stood_still_s = self.seat.origin_s - self.origin_s
+        streams.end()
+        gpu.log.close_gaps()
+        self.seat.leave()
+        if self.process is not None:
+            self.process.wait(10)
+        return summarise(found, self.pace.dilation, stood_still_s, took)
+
+
+def begin(
+    world: MpiWorld,
+    cluster: Cluster,
+    pace: Pace,
+    *,
+    device: str = "numpy",
+    profile: str = "ideal",
+    failed: Callable[[BaseException], None] | None = None,
+) -> Wall:
+    """Seat this rank; all ranks go on together, at emulated time 0. Collective.
+
+    `failed(error)` is called on the thread of a stream whose work has raised; it must end the job.
+    """
+    process = address = None
+    if world.rank == 0:
+        process, address = agent.start(cluster, world.size, profile, pace.dilation, "127.0.0.1")
+    address = world.tell(address)
+    sys.setswitchinterval(SWITCH_S)
+    sharpen()
+    lateness, lock = Lateness(), threading.Lock()
+
+    def open_seat(stream: int) -> Seat:
+        return Seat(address, world.rank, stream, pace.dilation, world.watch)
+
+    seat = open_seat(0)
+    log = WallLog(world.rank, SharedTables(), seat, profile == "ideal")
+    wire = WallWire(world.wire, range(world.size), 0, seat, lock, lateness)
+    spec = cluster.gpu(world.rank)
+    memory = Memory(spec.memory_bytes, f"rank {world.rank} ({spec.name})")
+    streams = Streams(open_seat, failed if failed is not None else _raise)
+    gpu = WallGpu(
+        WallComm(wire, log, range(world.size)), arrays_of(device), memory, streams, pace.compute, pace.speedup
+    )
+    wire.exchange(None)  # the referee is there and everyone is seated
+    wire.enter()
+    wire.exchange(None)
+    return Wall(gpu, pace, seat, lateness, now(), seat.origin_s, process)
+
+
+def _raise(error: BaseException) -> None:
+    raise error

@@ -1,0 +1,148 @@
+"""A seat: one stream's connection to the referee, and its view of the time.
+
+What the stream says is kept until it asks or is flushed: one system call then carries a receive, a send and the
+wait for both.
+"""
+
+from __future__ import annotations
+
+import pickle
+import select
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from emu.comm.watch import Watch
+from emu.errors import RankError
+from emu.wall import frames as F
+from emu.wall.agent import Address
+from emu.wall.pace import now, sleep_until
+
+FIRST_PAUSE_S = 50e-6  # between two looks whether MPI has moved the bytes ...
+LAST_PAUSE_S = 5e-3  # ... growing up to this, so that idle ranks leave the cores to others
+
+
+class Seat:
+    """One stream of one rank at the referee's table.
+
+    `time_s` is the stream's emulated time as last told; `moment` converts it to this host's clock.
+    """
+
+    def __init__(
+        self, address: Address, rank: int, stream: int, dilation: float, watch: Watch, ahead_s: float = 0.0
+    ) -> None:
+        self.address, self.rank, self.stream, self.dilation, self.watch = address, rank, stream, dilation, watch
+        self.ahead_s = ahead_s  # by how much the referee's clock is ahead of this host's
+        self.time_s = 0.0
+        self.origin_s = 0.0
+        self.owed = False  # an answer that nobody has waited for yet
+        self.posted = 0  # requests made
+        self._out: list[bytes] = []
+        self._in = bytearray()
+        self._told: list[F.Told] = []
+        self._socket = socket.create_connection((address.host, address.port))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.say(F.HELLO, number=rank, payload=address.word)
+        self.flush()
+
+    # Saying
+
+    def say(self, kind: int, stamp: float = 0.0, number: int = 0, payload: bytes = b"") -> None:
+        """Say something, with the next flush."""
+        self._out.append(F.said(kind, self.stream, stamp, number, payload))
+
+    def stamp(self) -> float:
+        """Return this moment on the referee's clock."""
+        return now() + self.ahead_s
+
+    def flush(self) -> None:
+        """Send what was said."""
+        if self._out:
+            data, self._out = b"".join(self._out), []
+            try:
+                self._socket.sendall(data)
+            except OSError:
+                raise self._gone() from None
+
+    def ask(self, payload: bytes = b"") -> None:
+        """Ask when all that was said so far is done. The answer is owed until `answer` or `settle`."""
+        self.say(F.ASK, payload=payload)
+        self.flush()
+        self.owed = True
+
+    # Hearing
+
+    def answer(self, moved: Callable[[], bool] | None = None) -> F.Told:
+        """Wait for the owed answer; `moved()` is called now and then until it tells that all bytes have moved."""
+        pause, ready = FIRST_PAUSE_S, moved is None
+        watch = self.watch
+        watch.count += 1
+        watch.waiting = self
+        while not self._told:
+            if not ready and moved is not None:
+                ready = moved()
+            self._read(None if ready else pause)
+            pause = min(1.5 * pause, LAST_PAUSE_S)
+        watch.waiting = None
+        told = self._told.pop(0)
+        self.owed = False
+        self.time_s, self.origin_s = told.time_s, told.origin_s
+        return told
+
+    def moment(self, time_s: float) -> float:
+        """Return the moment on this host's clock that an emulated time stands for."""
+        return self.origin_s + self.dilation * time_s - self.ahead_s
+
+    def take_over(self, time_s: float, origin_s: float) -> None:
+        """Know as much of the time as another stream of this rank."""
+        self.time_s, self.origin_s = max(self.time_s, time_s), max(self.origin_s, origin_s)
+
+    def wait_until_moved(self, moved: Callable[[], bool], by: float) -> None:
+        """Wait for bytes that MPI has not moved yet, looking more often when the moment `by` is near or past."""
+        pause = FIRST_PAUSE_S
+        self.watch.waiting = self
+        while not moved():
+            self._read(min(pause, max(FIRST_PAUSE_S, (by - now()) / 2)))
+            pause = min(1.5 * pause, LAST_PAUSE_S / 5)
+        self.watch.waiting = None
+
+    def settle(self) -> None:
+        """If an answer is owed, wait for it and until its time has come."""
+        if self.owed:
+            self.answer()
+            sleep_until(self.moment(self.time_s))
+
+    def exchange(self, key: Any, members: tuple[int, ...], value: Any) -> list[Any]:
+        """Give a value, get those of all members; all go on at the same emulated time."""
+        self.settle()
+        self.say(F.EXCHANGE, payload=pickle.dumps((key, members, pickle.dumps(value))))
+        self.flush()
+        values = pickle.loads(self.answer().payload)
+        sleep_until(self.moment(self.time_s))
+        return [pickle.loads(value) for value in values]
+
+    def leave(self) -> None:
+        """Say that the rank has reached its end, and go."""
+        self.say(F.BYE)
+        self.close()
+
+    def close(self) -> None:
+        """Leave the table."""
+        self.flush()
+        self._socket.close()
+
+    def _read(self, timeout_s: float | None) -> None:
+        ready, _, _ = select.select((self._socket,), (), (), timeout_s)
+        if not ready:
+            return
+        data = self._socket.recv(1 << 16)
+        if not data:
+            raise self._gone()
+        self._in += data
+        for told in F.take_told(self._in):
+            if told.kind == F.ERROR:
+                raise pickle.loads(told.payload)
+            self._told.append(told)
+
+    def _gone(self) -> RankError:
+        return RankError(f"rank {self.rank}: the referee of the wall clock must run until the end, got no word of it")

@@ -1,0 +1,224 @@
+"""WallWire: a wire whose messages take their time. It wraps the wire that moves the bytes.
+
+Bytes move as soon as MPI can; a program sees them when the emulated link has brought them. Nothing here blocks
+inside MPI: post, sleep, test, under one lock for all streams of the process.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from emu.comm.wire import Call, Wire
+from emu.errors import ConfigError
+from emu.trace import ANY, COLLECTIVE, ROW_FORMAT, Op
+from emu.wall import frames as F
+from emu.wall.lateness import Lateness
+from emu.wall.pace import now, sleep_until
+from emu.wall.seat import Seat
+
+_pack = struct.Struct(ROW_FORMAT).pack
+_SEND, _RECV, _WAIT = int(Op.SEND), int(Op.RECV), int(Op.WAIT)
+KEPT_BYTES = 65536  # up to here a send is copied, so that it ends when its link says so and not when it is received
+_STREAM_SHIFT = 20  # collectives on different streams must not meet: the stream stands in their tags' upper bits
+_TAG_LIMIT = 1 << _STREAM_SHIFT
+
+
+class Posted:
+    """A message under way. `inner` is the real wire's, None for a receive whose source is not known yet."""
+
+    __slots__ = ("inner", "number", "seat", "time_s", "due", "nbytes", "source", "tag", "into", "kept", "done")
+
+    def __init__(self, inner: Any, number: int, seat: Seat, nbytes: int, source: int = 0, tag: int = 0) -> None:
+        self.inner = inner
+        self.number = number  # of the requests of its stream
+        self.seat = seat
+        self.time_s = seat.time_s  # when it was posted
+        self.due = seat.origin_s  # what its lateness counts from
+        self.nbytes = nbytes
+        self.source = source
+        self.tag = tag
+        self.into: Any = None  # where an any-source receive goes
+        self.kept = False  # a copy of the buffer is under way
+        self.done = False
+
+
+class WallWire:
+    """The members of one communicator, as one stream of one rank sees them."""
+
+    dry = False
+
+    def __init__(
+        self, inner: Any, group: Sequence[int], context: int, seat: Seat, lock: threading.Lock, lateness: Lateness
+    ) -> None:
+        self.inner, self.group, self.context = inner, tuple(group), context
+        self.seat, self.lock, self.lateness = seat, lock, lateness
+        self.rank, self.size = inner.rank, inner.size
+        self._local = {world: local for local, world in enumerate(self.group)}
+        self._rounds = 0
+        self._calls = 0
+        self._wild = 0  # receives from any source that have not met their message
+        self._left: list[Any] = []  # copied sends that MPI still holds
+        self._tag = 0  # of the stream
+
+    def on(self, seat: Seat, inner: Any = None) -> WallWire:
+        """Return this wire as another stream of the rank sees it."""
+        return WallWire(self.inner, self.group, self.context, seat, self.lock, self.lateness)
+
+    # Messages
+
+    def isend(self, x: Any, to: int, tag: int, collective: int) -> Posted:
+        """Start to send."""
+        number = self._say(_SEND, self.group[to], tag, x.nbytes, collective)
+        kept = x.nbytes <= KEPT_BYTES
+        posted = Posted(None, number, self.seat, x.nbytes)
+        posted.kept = kept
+        if kept:
+            x = x.copy()
+        with self.lock:
+            posted.inner = self.inner.isend(x, to, self._wire_tag(tag, collective), collective)
+        if kept:
+            posted.into = x  # MPI reads it until the message has gone
+        return posted
+
+    def irecv(self, x: Any, source: int, tag: int, collective: int) -> Posted:
+        """Start to receive. From any source, the engine decides whose message it is, and then it is received."""
+        peer = ANY if source == ANY else self.group[source]
+        number = self._say(_RECV, peer, tag, x.nbytes, collective)
+        posted = Posted(None, number, self.seat, x.nbytes, source, tag)
+        if not collective and (source < 0 or tag < 0 or self._wild):
+            posted.into = x
+            self._wild += 1
+            return posted
+        with self.lock:
+            posted.inner = self.inner.irecv(x, source, self._wire_tag(tag, collective), collective)
+        return posted
+
+    def wait(self, pendings: Sequence[Posted]) -> None:
+        """Return when all are done and their time has come."""
+        pendings = [p for p in pendings if not p.done]
+        if not pendings:
+            return
+        seat = self.seat
+        if any(p.seat is not seat for p in pendings):
+            raise ConfigError("wait: a request of the same stream is expected; wait for it on the stream that made it")
+        seat.settle()
+        wild = [p for p in pendings if p.inner is None]
+        seat.say(F.ROWS, payload=self._wait_rows(pendings))
+        seat.ask(pickle.dumps([p.number for p in wild]) if wild else b"")
+        moving = [p for p in pendings if p.inner is not None and not p.kept]
+        told = seat.answer((lambda: self._moved(moving)) if moving else None)
+        if wild:
+            self._meet(wild, pickle.loads(told.payload))
+            moving = moving + wild
+        due = seat.moment(told.time_s)
+        if moving:
+            seat.wait_until_moved(lambda: self._moved(moving), due)
+        ready = now()
+        sleep_until(due)
+        self._end(pendings, told.time_s, ready)
+
+    def sendrecv(self, x: Any, to: int, into: Any, source: int, tag: int, collective: int) -> None:
+        """Send and receive at the same time."""
+        self.wait((self.irecv(into, source, tag, collective), self.isend(x, to, tag, collective)))
+
+    def test(self, pending: Posted) -> bool:
+        """Tell whether one is done by now."""
+        raise ConfigError("test: not under the wall clock yet; wait instead")
+
+    def _say(self, op: int, peer: int, tag: int, nbytes: int, collective: int) -> int:
+        seat = self.seat
+        seat.settle()
+        flag = COLLECTIVE if collective else 0
+        stamp = 0.0 if collective else seat.stamp()
+        seat.say(F.ROWS, stamp, payload=_pack(op, seat.stream, flag, peer, tag, self.context, nbytes, 0.0))
+        number = seat.posted
+        seat.posted = number + 1
+        return number
+
+    def _wait_rows(self, pendings: Sequence[Posted]) -> bytes:
+        """Return a wait for each run of requests without a gap."""
+        numbers = sorted(p.number for p in pendings)
+        rows, first = b"", 0
+        for i in range(1, len(numbers) + 1):
+            if i == len(numbers) or numbers[i] != numbers[i - 1] + 1:
+                back = self.seat.posted - numbers[first]
+                rows += _pack(_WAIT, self.seat.stream, 0, back, i - first, 0, 0, 0.0)
+                first = i
+        return rows
+
+    def _wire_tag(self, tag: int, collective: int) -> int:
+        if not collective:
+            return tag
+        if not 0 <= tag < _TAG_LIMIT:
+            raise ConfigError(f"tag of a collective: at least 0 and below {_TAG_LIMIT} is expected, got {tag}")
+        return tag | self.seat.stream << _STREAM_SHIFT
+
+    def _moved(self, moving: Sequence[Posted]) -> bool:
+        """Let MPI work; tell whether it has moved all of these."""
+        with self.lock:
+            if self._left:
+                self._left = [x for x in self._left if not self.inner.test(x[0])]
+            return all([self.inner.test(p.inner) for p in moving])
+
+    def _meet(self, wild: Sequence[Posted], peers: Sequence[tuple[int, int]]) -> None:
+        """Receive the messages that the engine has chosen."""
+        for posted, (source, tag) in zip(wild, peers, strict=True):
+            posted.source, posted.tag = self._local[source], tag
+            with self.lock:
+                posted.inner = self.inner.irecv(posted.into, posted.source, tag, 0)
+            self._wild -= 1
+
+    def _end(self, pendings: Sequence[Posted], time_s: float, ready: float) -> None:
+        with self.lock:
+            self.inner.wait([p.inner for p in pendings if not p.kept])
+        self._left += [(p.inner, p.into) for p in pendings if p.kept]
+        released = now()
+        seat = self.seat
+        for posted in pendings:
+            posted.done = True
+            due = posted.due + seat.dilation * time_s - seat.ahead_s
+            self.lateness.message(time_s - posted.time_s, released - due)
+
+    # Control
+
+    def exchange(self, value: Any) -> list[Any]:
+        """Give one value, get every member's; all go on together."""
+        self._rounds += 1
+        return self.seat.exchange((self.context, self.seat.stream, self._rounds), self.group, value)
+
+    def agree(self, call: Call) -> None:
+        """Have the referee compare the call with the others'; nobody waits for that."""
+        self._calls += 1
+        seat = self.seat
+        seat.settle()
+        key = (self.context, seat.stream, self._calls)
+        seat.say(F.ENTER, seat.stamp(), payload=pickle.dumps((key, self.size, call)))
+
+    def enter(self) -> None:
+        """Tell when the program has come to a collective that is not compared."""
+        self.seat.settle()
+        self.seat.say(F.ENTER, self.seat.stamp())
+
+    def sub(self, members: Sequence[int] | None, context: int) -> WallWire | None:
+        """Make the wire of a sub-communicator."""
+        with self.lock:
+            inner = self.inner.sub(members, context)
+        if inner is None or members is None:
+            return None
+        group = [self.group[m] for m in members]
+        return WallWire(inner, group, context, self.seat, self.lock, self.lateness)
+
+    def free(self) -> None:
+        """Give back what the wire holds."""
+        with self.lock:
+            self.inner.wait([request for request, _ in self._left])
+            self.inner.free()
+
+
+def _check(wire: WallWire) -> Wire:
+    """WallWire is a Wire; mypy checks it here."""
+    return wire
