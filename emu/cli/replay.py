@@ -133,6 +133,7 @@ def _text(found: dict[str, Any], timeline: Timeline) -> str:
 
     steps = len(found["steps"])
     named = "the whole run" if timeline.windows.whole_run else f"an average step of {steps}"
-    title = f"{found['trace']} on {timeline.cluster.name}, profile {found['profile']}: {named}"
+    cluster = ", ".join([timeline.cluster.name, *found["settings"]])
+    title = f"{found['trace']} on {cluster}, profile {found['profile']}: {named}"
     text = render(step_table(timeline, title=title), link_table(timeline), path_table(timeline))
     return text + (f"\nwritten to {found['output']}" if "output" in found else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +16,7 @@ from emu.errors import ConfigError
 
 if TYPE_CHECKING:
     from emu.catalog import Catalog, Entry
+    from emu.cluster import Cluster
 
 # The figures that a listing of a kind shows, as far as an entry has them.
 _LISTED = {
@@ -105,7 +107,8 @@ def _entry(catalog: Catalog, name: str) -> tuple[dict[str, Any], str]:
 
     kinds = [kind for kind in catalog.tables if name in catalog.known(kind)]
     if not kinds:
-        known = [*catalog.tables, *(n for kind in catalog.tables for n in catalog.known(kind))]
+        names = [*catalog.tables, *(n for kind in catalog.tables for n in catalog.known(kind))]
+        known = list(dict.fromkeys(names))
         raise ConfigError(f"show: {unknown('name', name, known)}; emu show lists all")
     found = {kind: {name: _plain(catalog.entry(kind, name))} for kind in kinds}
     return found, "\n".join(_figures(catalog, catalog.entry(kind, name)) for kind in kinds)
@@ -114,22 +117,19 @@ def _entry(catalog: Catalog, name: str) -> tuple[dict[str, Any], str]:
 def _figures(catalog: Catalog, entry: Entry) -> str:
     from emu.report.tables import grid, render
 
-    rows = [[name, figure.text, _source(figure.source)] for name, figure in entry.figures.items()]
+    rows = [[name, figure.text, figure.source] for name, figure in entry.figures.items()]
     also = f" (also {', '.join(entry.aliases)})" if entry.aliases else ""
     title = f"{entry.kind}: {entry.name}{also}" + (f": {entry.note}" if entry.note else "")
     table = grid(title, ["figure", "value", "source"], rows, notes=True)
     return render(table, width=130) + _sources(catalog, [entry])
 
 
-def _source(source: str) -> str:
-    return source or "not given"
-
-
 def _sources(catalog: Catalog, listed: Sequence[Entry]) -> str:
     """Spell out the sources that the figures name."""
-    words = {f.source.split(":")[0].strip() for entry in listed for f in entry.figures.values()}
+    words = {re.split("[:,]", f.source)[0].strip() for entry in listed for f in entry.figures.values()}
     named = {key: catalog.sources[key] for key in sorted(words) if key in catalog.sources}
-    return "".join(f"  {key}: {'; '.join(about.values())}\n" for key, about in named.items())
+    told = {key: "; ".join(text for text in about.values() if text != "-") for key, about in named.items()}
+    return "".join(f"  {key}: {text}\n" for key, text in told.items())
 
 
 def _cluster(
@@ -140,8 +140,22 @@ def _cluster(
 
     made = make_cluster(name, link, settings, None)
     found = {"name": made.name, "gpus": made.size, "sha256": made.sha256, **made.describe()}
-    text = draw_cluster(made)
+    parts = [draw_cluster(made).rstrip(), ""]
     base = (name or "").rpartition(":")[0] or name or ""
-    if link is None and base in catalog.known("clusters"):
-        text = f"{text.rstrip()}\n\n{_figures(catalog, catalog.entry('clusters', base))}"
-    return found, text
+    if link is None:
+        kinds = [kind for kind in catalog.tables if base in catalog.known(kind)]
+        parts += [_figures(catalog, catalog.entry(kind, base)) for kind in kinds]
+    parts.append(
+        f"every figure with its source: {', '.join(f'emu show {part}' for part in _parts_of(catalog, made))}"
+    )
+    return found, "\n".join(parts)
+
+
+def _parts_of(catalog: Catalog, cluster: Cluster) -> list[str]:
+    """Name the catalogue's entries that a cluster is made of."""
+    names: list[str] = [cluster.spec.transport.name]
+    for node, _ in cluster.spec.groups:
+        names += [node.name, node.gpu.name, node.cpu.name, node.pcie.link.name]
+        names += [part.link.name for part in (node.scaleup, node.nic) if part.link is not None]
+    known = {entry for kind in catalog.tables for entry in catalog.names(kind)}
+    return sorted(known & set(names))

@@ -14,7 +14,7 @@ from emu.timeline.table import cells, columns
 from emu.units import parse_bandwidth, parse_bytes, parse_time
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import Group
 
 # How a quantity is read and in which unit it stands on an axis.
 _QUANTITIES = (
@@ -25,7 +25,7 @@ _QUANTITIES = (
 )
 
 
-def sweep_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
+def sweep_table(rows: Sequence[Mapping[str, Any]], title: str) -> Group:
     """Return one line a cluster: its settings, where its step goes, and how it compares with the fastest."""
     keys = list(rows[0]["settings"])
     shown = columns([row["step"] for row in rows])

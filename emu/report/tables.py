@@ -11,7 +11,7 @@ from emu.timeline.table import by_link, step_rows
 from emu.units import format_bandwidth, format_bytes, format_time
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import Group
 
 
 def render(*renderables: Any, width: int = 110) -> str:
@@ -30,31 +30,28 @@ def grid(
     rows: Sequence[Sequence[str]],
     caption: str = "",
     notes: bool = False,
-) -> Table:
+) -> Group:
     """Return a table whose first column stands to the left and whose others stand to the right.
 
     With `notes` the last column holds text, which may take several lines.
     """
     from rich import box
+    from rich.console import Group
     from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(
-        title=title,
-        caption=caption or None,
-        box=box.SIMPLE_HEAD,
-        title_justify="left",
-        caption_justify="left",
-    )
+    table = Table(box=box.SIMPLE_HEAD)
     for i, name in enumerate(titles):
         is_note = notes and i == len(titles) - 1
         table.add_column(name, justify="right" if i and not is_note else "left", no_wrap=not is_note)
     for row in rows:
         table.add_row(*map(escape, row))
-    return table
+    around = [Text(text, style=style) for text, style in ((title, "italic"), (caption, "dim")) if text]
+    return Group(*around[: 1 if title else 0], table, *around[1 if title else 0 :])
 
 
-def step_table(timeline: Timeline, most_ranks: int = 16, title: str = "an average step") -> Table:
+def step_table(timeline: Timeline, most_ranks: int = 16, title: str = "an average step") -> Group:
     """Return where an average step went, a row a rank (at most `most_ranks`) and one for all."""
     shown = [(str(rank), timeline.step_of(rank)) for rank in range(min(timeline.world_size, most_ranks))]
     links = by_link(timeline.step)
@@ -67,7 +64,7 @@ def step_table(timeline: Timeline, most_ranks: int = 16, title: str = "an averag
     return grid(title, *step_rows(timeline.step, shown), "; ".join(notes))
 
 
-def link_table(timeline: Timeline, most: int = 12) -> Table:
+def link_table(timeline: Timeline, most: int = 12) -> Group:
     """Return what the most used links carried."""
     use = timeline.link_use()
     rows = [
@@ -86,7 +83,7 @@ def link_table(timeline: Timeline, most: int = 12) -> Table:
     return grid("links", titles, rows, f"{left} more links carried less" if left > 0 else "")
 
 
-def path_table(timeline: Timeline, most: int = 12) -> Table:
+def path_table(timeline: Timeline, most: int = 12) -> Group:
     """Return what the critical path is made of, the longest first."""
     path = timeline.critical_path
     causes, total = summarize(path), sum(stretch.time_s for stretch in path)

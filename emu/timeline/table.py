@@ -19,21 +19,30 @@ COLUMNS = (
 )
 
 
+DUST = 1e-12  # parts below this share of a step are rounding, not time
+
+
 def columns(steps: Sequence[dict]) -> list[tuple[str, str]]:
     """Return the (title, key) of the columns worth showing: a part that nobody has is left out."""
     always = ("time_s", "compute_s", "exposed_communication_s", "straggler_wait_s")
-    return [(title, key) for title, key in COLUMNS if key in always or any(step[key] for step in steps)]
+    return [
+        (title, key) for title, key in COLUMNS if key in always or any(_counts(step, key) for step in steps)
+    ]
+
+
+def _counts(step: dict, key: str) -> bool:
+    return step[key] > DUST * step["time_s"]
 
 
 def cells(step: dict, keys: Sequence[str]) -> list[str]:
     """Format figures as times; a part that is nothing is a dash."""
-    return [format_time(step[key]) if step[key] or key == "time_s" else "-" for key in keys]
+    return [format_time(step[key]) if _counts(step, key) or key == "time_s" else "-" for key in keys]
 
 
 def shares(step: dict, keys: Sequence[str]) -> list[str]:
     """Format figures as shares of the step."""
     whole = step["time_s"] or 1.0
-    return [f"{100 * step[key] / whole:.1f}%" if step[key] else "-" for key in keys]
+    return [f"{100 * step[key] / whole:.1f}%" if _counts(step, key) else "-" for key in keys]
 
 
 def step_rows(average: dict, by_rank: Sequence[tuple[str, dict]]) -> tuple[list[str], list[list[str]]]:
@@ -58,7 +67,8 @@ def text_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def by_link(step: dict) -> str:
     """Tell over which links communication was exposed; empty where none was."""
-    return ", ".join(f"{name} {format_time(s)}" for name, s in step["exposed_by_link"].items() if s)
+    least_s = DUST * step["time_s"]
+    return ", ".join(f"{name} {format_time(s)}" for name, s in step["exposed_by_link"].items() if s > least_s)
 
 
 def step_table(average: dict, by_rank: Sequence[tuple[str, dict]]) -> str:
