@@ -84,7 +84,7 @@ def _collectives(
     if not calls:
         return
     number, context, party, ordinal, start, way = np.concatenate(calls, axis=1)
-    party = np.array([parties.root(int(c), int(p)) for c, p in _pairs(context, party)])
+    party = parties.roots(context.astype(np.int64), party.astype(np.int64))
     rank = np.repeat([r for r, _, _ in places], [len(at) for _, _, at in places])
     # Members of one call stand together, the last arrival at the end of each run.
     order = np.lexsort((rank, start, ordinal, party, context, number))
@@ -106,10 +106,6 @@ def _collectives(
         mine.met_s[at], mine.rank[at], mine.stream[at], mine.way[at] = met, who, stream_number, by
         mine.own_s[at] = start[begin : begin + len(at)]
         begin += len(at)
-
-
-def _pairs(context: np.ndarray, party: np.ndarray) -> list[tuple[float, float]]:
-    return list(zip(context.tolist(), party.tolist(), strict=True))
 
 
 def _ordinals(keys: np.ndarray) -> np.ndarray:
@@ -155,7 +151,7 @@ class _Parties:
     def of(self, view: RankView, items: np.ndarray, end_rows: np.ndarray) -> np.ndarray:
         """Return this rank for each collective, after joining it with those it meets there."""
         spans = view.spans[items]
-        _, some = np.unique(np.stack([spans["context"], spans["op"]]), axis=1, return_index=True)
+        _, some = np.unique(spans["context"].astype(np.int64) << 8 | spans["op"], return_index=True)
         for i in some.tolist():
             context, row = int(spans["context"][i]), int(spans["row"][i])
             if spans["op"][i] == Op.CALL:
@@ -168,9 +164,11 @@ class _Parties:
                 self._join((context, view.rank), (context, peer))
         return np.full(len(items), view.rank)
 
-    def root(self, context: int, rank: int) -> int:
-        """Return the rank that stands for the party of `rank` in `context`."""
-        return self._find((context, rank))[1]
+    def roots(self, contexts: np.ndarray, ranks: np.ndarray) -> np.ndarray:
+        """Return the ranks that stand for the parties of `ranks` in their contexts."""
+        distinct, where = np.unique(contexts << 32 | ranks, return_inverse=True)
+        found = [self._find((key >> 32, key & 0xFFFFFFFF))[1] for key in distinct.tolist()]
+        return np.array(found, dtype=np.int64)[where]
 
     def _find(self, who: tuple[int, int]) -> tuple[int, int]:
         path = []
