@@ -64,7 +64,7 @@ def test_more_ranks_than_gpus_is_an_error(spec, gpus, words):
     [
         ("dgx-a10", "unknown cluster 'dgx-a10'; did you mean 'dgx-a100'"),
         ("tcp10g", "did you mean 'tcp-10g'"),
-        ("zzz", "unknown cluster 'zzz'; there are b200, "),
+        ("zzz", "unknown cluster 'zzz'; there are a3-mega, "),
         ("dgx-a100:two", "must be a number of nodes, got 'two'"),
         ("dgx-a100:0", "must be a number of nodes, got '0'"),
         ("none.toml", "none.toml: cannot be read"),

@@ -67,7 +67,7 @@ def test_two_sockets_of_96_lanes_take_twelve_x16():
 def test_four_cards_on_40_lanes():
     cluster = load_cluster("workstation")
     assert widths(cluster) == [16, 8, 8, 8]
-    assert cluster.closed_form(0, 1).bandwidth_bytes_per_s == pytest.approx(PCIE3 / 2)
+    assert cluster.closed_form(0, 1).bandwidth_bytes_per_s == pytest.approx(PCIE3 / 2 / 1.2)
 
 
 def test_other_devices_draw_on_the_lanes_too(tmp_path):
@@ -79,6 +79,14 @@ def test_other_devices_draw_on_the_lanes_too(tmp_path):
 def test_a_card_older_than_its_slot_runs_at_its_own_generation():
     cluster = load_cluster("pcie-box", {"gpu": "v100-pcie-16"})
     assert cluster.closed_form(0, 1).bandwidth_bytes_per_s == pytest.approx(PCIE3)
+
+
+def test_what_crosses_an_intel_root_port_reaches_five_sixths_of_the_slot():
+    cluster = load_cluster("pcie3-box")
+    assert cluster.closed_form(0, 1).bandwidth_bytes_per_s == pytest.approx(PCIE3)  # below one switch
+    assert cluster.closed_form(0, 2).bandwidth_bytes_per_s == pytest.approx(PCIE3 / 1.2)
+    assert cluster.closed_form(0, 4).bandwidth_bytes_per_s == pytest.approx(PCIE3 / 1.2)  # staged
+    assert load_cluster("pcie-box").route(0, 2).cap_bytes_per_s == float("inf")  # AMD
 
 
 def test_cards_in_one_switch_never_see_its_uplink():

@@ -9,14 +9,14 @@ workstation: 1 node, 4 GPUs
 
 node0: workstation
   4 x GPU rtx3090-24: 24 GB at 936 GB/s, float32 35.58 TFLOPS, bfloat16 71.2 TFLOPS
-  1 x CPU xeon-e5-2698v4: 20 cores, 40 PCIe lanes, memory 76.8 GB/s
+  1 x CPU xeon-e5-2698v4: 20 cores, 40 PCIe lanes, memory 76.8 GB/s; 128 GB of host memory
   pcie3, GPUs read each other within a socket, else through host memory
   cpu0
    ├─ gpu0  x16 13.23 GB/s
    └─ gpu1 to gpu3  x8 6.617 GB/s each
 
 a lone message of n bytes takes, overheads apart
-  gpu0 ─▶ gpu1  pcie        500 ns + n / (6.617 GB/s)
+  gpu0 ─▶ gpu1  pcie        500 ns + n / (5.514 GB/s)
   host ─▶ gpu0  pcie        250 ns + n / (13.23 GB/s)
 """
 

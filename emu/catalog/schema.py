@@ -132,6 +132,7 @@ _GPU: _Keys = {
 _CPU: _Keys = {
     "cores": parse_count, "lanes": parse_count, "pcie": text, "memory_bandwidth": parse_bandwidth,
     "interconnect": parse_bandwidth, "interconnect_peer": parse_bandwidth, "interconnect_latency": latency,
+    "root_overhead": ratio,
 }  # fmt: skip
 _LINK: _Keys = {
     "medium": choice("pcie", "nvlink", "xgmi", "ethernet", "infiniband"), "bandwidth": parse_bandwidth,

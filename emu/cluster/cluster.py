@@ -166,7 +166,8 @@ class Cluster:
         node, first, port = self._nodes[m]
         if m == n:
             segment = node.peer(a, b)
-            return Route(_shift(segment.links, first), segment.latency_s, segment.transport)
+            links = _shift(segment.links, first)
+            return Route(links, segment.latency_s, segment.transport, segment.cap_bytes_per_s)
         other_first, other_port = self._nodes[n][1:]
         leave, arrive = self.ways(src, dst)
         path = self.fabric.path(Port(port + leave.nic, m, leave.nic), Port(other_port + arrive.nic, n, arrive.nic))
@@ -242,7 +243,8 @@ class Cluster:
 
         def rate(a: int, b: int) -> float:
             segment = node.peer(a, b)
-            slowest = min(node.links[i].bandwidth_bytes_per_s for i in segment.links)
+            rates = [node.links[i].bandwidth_bytes_per_s for i in segment.links]
+            slowest = min([*rates, segment.cap_bytes_per_s])
             # Of equally fast paths the one with the least latency, then with the fewest links.
             return slowest / (1 + 1e-3 * segment.latency_s * 1e6 + 1e-3 * len(segment.links))
 

@@ -3,6 +3,7 @@
 Built once for each kind of node; a cluster shifts the link numbers for each node of that kind.
 """
 
+import math
 from dataclasses import dataclass, field
 
 from emu.cluster.parts import Link, Transport
@@ -11,11 +12,12 @@ from emu.cluster.spec import NodeSpec
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A part of a route: link numbers within the node, latency beyond the transport's."""
+    """A route within the node: link numbers within it, latency, and what bounds one message beside the links."""
 
     links: tuple[int, ...]
     latency_s: float = 0.0
     transport: str = "pcie"
+    cap_bytes_per_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +73,10 @@ class Node:
             return self._segment(direct, "nvlink")
         u, v = f"gpu{a}", f"gpu{b}"
         if self.reaches(u, v):
-            return self._segment(self._tree(u, v, peer=True), "pcie")
-        return self._segment(self._through_memory(u, v), "pcie", self.spec.pcie.staging_latency_s)
+            links, extra_s = self._tree(u, v, peer=True), 0.0
+        else:
+            links, extra_s = self._through_memory(u, v), self.spec.pcie.staging_latency_s
+        return self._segment(links, "pcie", extra_s, self._root_cap(u, v, links))
 
     def has_nvlink(self, a: int, b: int) -> bool:
         """Whether two GPUs are joined by NVLink, directly or by a switch."""
@@ -152,8 +156,16 @@ class Node:
         staged = self.transport.staged and self.transport.kind == "rdma"
         return far_s + (self.spec.pcie.staging_latency_s if staged else 0.0)
 
-    def _segment(self, links: tuple[int, ...], transport: str, extra_s: float = 0.0) -> Segment:
-        return Segment(links, sum(self.links[i].latency_s for i in links) + extra_s, transport)
+    def _segment(self, links: tuple[int, ...], transport: str, extra_s: float = 0.0, cap: float = math.inf) -> Segment:
+        return Segment(links, sum(self.links[i].latency_s for i in links) + extra_s, transport, cap)
+
+    def _root_cap(self, u: str, v: str, links: tuple[int, ...]) -> float:
+        """What one message reaches through a socket's root ports: less than the slots would carry."""
+        overhead = self.spec.cpu.root_overhead
+        below = self.meet(u, v) is not None and self.reaches(u, v)
+        if overhead == 1 or below or self.spec.pcie.ideal:
+            return math.inf
+        return min(self.links[i].bandwidth_bytes_per_s for i in links if self.links[i].kind == "pcie") / overhead
 
     # The PCIe tree.
 

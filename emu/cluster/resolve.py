@@ -58,6 +58,7 @@ class Resolver:
             interconnect,
             values.get("interconnect_peer", interconnect),
             values.get("interconnect_latency", 0.0),
+            values.get("root_overhead", 1.0),
         )
 
     def link(self, name: str, where: str) -> LinkSpec:

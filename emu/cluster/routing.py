@@ -84,7 +84,9 @@ def _block(cluster: "Cluster", pairs: np.ndarray, src: np.ndarray, dst: np.ndarr
     if a[0, 0] == b[0, 0]:
         first = cluster.first_links[a[:, 0]]
         links = np.array(model.links, np.int64)[None, :] - first[0] + first[:, None]
-        return _Block(pairs, links, np.full(len(pairs), model.latency_s), np.inf, names.index(model.transport))
+        return _Block(
+            pairs, links, np.full(len(pairs), model.latency_s), model.cap_bytes_per_s, names.index(model.transport)
+        )
     leave, arrive = cluster.ways(int(src[0]), int(dst[0]))
     from_ports = _ports(cluster, a[:, 0], leave.nic)
     to_ports = _ports(cluster, b[:, 0], arrive.nic)

@@ -37,6 +37,7 @@ class CpuSpec:
     interconnect_bytes_per_s: float
     interconnect_peer_bytes_per_s: float
     interconnect_latency_s: float
+    root_overhead: float = 1.0
 
 
 @dataclass(frozen=True)

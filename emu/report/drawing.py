@@ -61,7 +61,8 @@ def _node(cluster: Cluster, first: int, count: int) -> list[str]:
         f"{name}: {spec.name}",
         f"  {spec.gpus} x GPU {spec.gpu.name}: {memory}, {peaks}",
         f"  {spec.sockets} x CPU {cpu.name}: {cpu.cores} cores, {spec.lanes} PCIe lanes, "
-        f"memory {format_bandwidth(_rate(node, 'cpu0.memory'))}",
+        f"memory {format_bandwidth(_rate(node, 'cpu0.memory'))}"
+        + (f"; {_decimal(spec.memory_bytes)} of host memory" if spec.memory_bytes else ""),
     ]
     return [*lines, *(f"  {line}" for line in (*_pcie(node), *_scaleup(node), *_tcp(node)))]
 
