@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from emu.cluster import Cluster, load_cluster
 from emu.comm.local import World, world_comm
-from emu.comm.recording import Log, Tables, merge
+from emu.comm.merging import merge
+from emu.comm.recording import Log, Tables
 from emu.errors import ConfigError, EmuError
 from emu.gpu.arrays import arrays_of
 from emu.gpu.device import Gpu

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,12 +18,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from emu.comm.recording import relative, requests_in
+from emu.comm.sites import call_site
 from emu.comm.wire import Call
 from emu.trace import COLLECTIVE, ROW, Template
 
 if TYPE_CHECKING:
     from emu.comm.communicator import Comm
 
+ORDER_CHECKED = 64  # up to so many communicators at a time, their order of use is compared at every call
 SAMPLE_EVERY = 1024  # every so many calls, a template is recorded again and compared
 
 
@@ -80,7 +80,11 @@ def run_call(comm: Comm, spec: Collective, args: tuple, kwargs: dict) -> Any:
         return spec.function(comm, *args, **kwargs)
     terms, agreed, nbytes = _terms(spec, args, kwargs)
     if comm.checks and comm.size > 1:
-        comm.wire.agree(Call(spec.label, agreed, call_site(), comm.calls_begun))
+        turns = comm.turns
+        order = dict(turns) if 1 < len(turns) <= ORDER_CHECKED else {}
+        call = Call(spec.label, agreed, call_site(), comm.calls_begun, order)
+        turns[comm.context] = (comm.calls_begun, comm.group, call)
+        comm.wire.agree(call)
     comm.calls_begun += 1
     label = spec.label
     if not comm.templates or label in log.tables.untemplated:
@@ -149,7 +153,9 @@ def _group(comm: Comm) -> int:
 
 def _terms(spec: Collective, args: tuple, kwargs: dict) -> tuple[Any, Any, int]:
     """Return what a template depends on, what ranks must agree on, and the payload's bytes."""
-    terms, agreed, nbytes = [], [], 0
+    terms: list[tuple[str, Any]] = []
+    agreed: list[tuple[str, Any]] = []
+    nbytes = 0
     given = {**spec.defaults, **dict(zip(spec.names, args, strict=False)), **kwargs}
     for name, value in given.items():
         if hasattr(value, "nbytes") and hasattr(value, "dtype"):
@@ -164,11 +170,3 @@ def _terms(spec: Collective, args: tuple, kwargs: dict) -> tuple[Any, Any, int]:
             if spec.agree is None or name in spec.agree or not isinstance(value, tuple) and value is not None:
                 agreed.append((name, value))
     return tuple(terms), tuple(agreed), nbytes
-
-
-def call_site() -> str:
-    """Return file:line of the nearest caller outside emu's own floors below the program."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("emu.comm", "emu.collectives")):
-        frame = frame.f_back
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

@@ -5,7 +5,9 @@ One class serves every way to run: under MPI, in one process, without bytes. Wha
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -16,25 +18,34 @@ from emu.comm.wire import Wire
 from emu.errors import ConfigError
 from emu.trace import ANY, DTYPE_CODE
 
+_frame = sys._getframe
+
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "sum": np.add,
     "prod": np.multiply,
     "max": np.maximum,
     "min": np.minimum,
+    "land": np.logical_and,
+    "lor": np.logical_or,
+    "lxor": np.logical_xor,
+    "band": np.bitwise_and,
+    "bor": np.bitwise_or,
+    "bxor": np.bitwise_xor,
 }
 
 
 class Request:
     """A message under way. Wait for it with `wait`, or for several with `Comm.waitall`."""
 
-    __slots__ = ("comm", "pending", "stream", "number", "done")
+    __slots__ = ("comm", "pending", "stream", "number", "done", "open_row")
 
-    def __init__(self, comm: Comm, pending: Any, stream: int, number: int) -> None:
+    def __init__(self, comm: Comm, pending: Any, stream: int, number: int, open_row: int = -1) -> None:
         self.comm = comm
         self.pending = pending
         self.stream = stream
         self.number = number
         self.done = False
+        self.open_row = open_row  # where the log has a receive from any source or of any tag, to be filled in
 
     def wait(self) -> None:
         """Return when the buffer may be used again (send) or holds the message (receive)."""
@@ -60,44 +71,49 @@ class Comm:
         self.calls_begun = 0
         self.cluster: Any = None  # where the program runs, for decisions that look at it
         self.decisions: dict[str, Any] = {}  # what was decided so; goes into the trace's header
-        self._contexts = [context + 1]  # next free context, shared by all communicators of this rank
+        # context -> the latest collective there; one table for all communicators of this rank
+        self.turns: dict[int, tuple[int, tuple[int, ...], Any]] = {context: (-1, self.group, None)}
+        self._contexts = [context + 1]  # next free context, the same
+        wire.sites = log.sites
 
     def isend(self, x: Any, to: int, tag: int = 0) -> Request:
         """Start to send x to rank `to`; x must not change before the request is waited for."""
-        log = self.log
-        if not x.flags.c_contiguous and not self.dry:
-            _refuse_strides(x)
-        pending = self.wire.isend(x, to, tag, log.flag)
-        return Request(self, pending, log.stream, log.send(self.group[to], tag, self.context, x.nbytes))
+        if not self.log.flag:
+            self._note(_frame(1))
+        return self._isend(x, to, tag)
 
-    def irecv(self, x: Any, source: int = ANY, tag: int = ANY) -> Request:
+    def irecv(self, x: Any, source: int = ANY, tag: int = 0) -> Request:
         """Start to receive into x from rank `source`; the message must have x's size."""
-        log = self.log
-        if not x.flags.c_contiguous and not self.dry:
-            _refuse_strides(x)
-        pending = self.wire.irecv(x, source, tag, log.flag)
-        peer = ANY if source == ANY else self.group[source]
-        return Request(self, pending, log.stream, log.recv(peer, tag, self.context, x.nbytes))
+        if not self.log.flag:
+            self._note(_frame(1))
+        return self._irecv(x, source, tag)
 
     def waitall(self, requests: Sequence[Request]) -> None:
         """Return when all requests are done."""
         self.wire.wait([request.pending for request in requests])
         if not self.log.muted:
-            self._record_wait(requests)
+            self.record_wait(requests)
 
     def send(self, x: Any, to: int, tag: int = 0) -> None:
         """Send x and wait until it may be changed again."""
-        self.waitall((self.isend(x, to, tag),))
+        self._note(_frame(1))
+        self.waitall((self._isend(x, to, tag),))
 
-    def recv(self, x: Any, source: int = ANY, tag: int = ANY) -> None:
+    def recv(self, x: Any, source: int = ANY, tag: int = 0) -> None:
         """Receive into x."""
-        self.waitall((self.irecv(x, source, tag),))
+        self._note(_frame(1))
+        self.waitall((self._irecv(x, source, tag),))
 
     def sendrecv(self, x: Any, to: int, into: Any, source: int, tag: int = 0) -> None:
         """Send x and receive into `into` at the same time."""
         log = self.log
+        if not log.flag:
+            caller = _frame(1)
+            log.sites.append((caller.f_code, caller.f_lasti))
         if not (x.flags.c_contiguous and into.flags.c_contiguous) and not self.dry:
             _refuse_strides(into if x.flags.c_contiguous else x)
+        if not (0 <= to < self.size and 0 <= source < self.size):
+            self._refuse_rank("send and receive", source if 0 <= to < self.size else to)
         self.wire.sendrecv(x, to, into, source, tag, log.flag)
         log.exchange(self.group[source], into.nbytes, self.group[to], x.nbytes, tag, self.context)
 
@@ -166,19 +182,26 @@ class Comm:
             if wire is not None:
                 made = Comm(wire, self.log, [self.group[m] for m in members], base + i)
                 made._contexts, made.checks, made.templates = self._contexts, self.checks, self.templates
+                self.turns |= made.turns
+                made.turns = self.turns
                 made.cluster, made.decisions = self.cluster, self.decisions
         return made
 
     def free(self) -> None:
         """Give the communicator back; it must not be used any more."""
+        self.turns.pop(self.context, None)
         self.wire.free()
 
     def call(self, collective: Collective, args: tuple, kwargs: dict) -> Any:
         """Run a collective on this communicator: checked, as one span, recorded once."""
         return run_call(self, collective, args, kwargs)
 
-    def _record_wait(self, requests: Sequence[Request]) -> None:
+    def record_wait(self, requests: Sequence[Request]) -> None:
+        """Record that the current stream waits for requests that are done."""
         log, here = self.log, self.log.stream
+        for request in requests:
+            if request.open_row >= 0:
+                self._fill_in(request)
         if len(requests) == 1:
             request = requests[0]
             if request.stream == here and not request.done:
@@ -201,6 +224,42 @@ class Comm:
         log.stream = here
 
 
+    def _note(self, caller: FrameType) -> None:
+        self.log.sites.append((caller.f_code, caller.f_lasti))
+
+    def _isend(self, x: Any, to: int, tag: int) -> Request:
+        log = self.log
+        if not x.flags.c_contiguous and not self.dry:
+            _refuse_strides(x)
+        if not 0 <= to < self.size:
+            self._refuse_rank("send to", to)
+        pending = self.wire.isend(x, to, tag, log.flag)
+        return Request(self, pending, log.stream, log.send(self.group[to], tag, self.context, x.nbytes))
+
+    def _irecv(self, x: Any, source: int, tag: int) -> Request:
+        log = self.log
+        if not x.flags.c_contiguous and not self.dry:
+            _refuse_strides(x)
+        if not ANY <= source < self.size:
+            self._refuse_rank("receive from", source)
+        pending = self.wire.irecv(x, source, tag, log.flag)
+        peer = ANY if source == ANY else self.group[source]
+        open_row = len(log.data) if (source == ANY or tag == ANY) and not log.flag else -1
+        return Request(self, pending, log.stream, log.recv(peer, tag, self.context, x.nbytes), open_row)
+
+    def _refuse_rank(self, what: str, rank: int) -> None:
+        raise ConfigError(f"{what}: a rank from 0 to {self.size - 1} is expected, got {rank}; see comm.size")
+
+    def _fill_in(self, request: Request) -> None:
+        """Write into the log what a receive from any source, or of any tag, has got.
+
+        """
+        got = request.pending
+        if not self.dry:
+            self.log.fill_in(request.open_row, self.group[got.source], got.tag)
+        request.open_row = -1
+
+
 def _runs(numbers: list[int]) -> list[tuple[int, int]]:
     """Return sorted numbers as (first, count) of runs without a gap."""
     runs = [(numbers[0], 1)]
@@ -214,8 +273,18 @@ def _runs(numbers: list[int]) -> list[tuple[int, int]]:
 
 
 def dtype_code(x: Any) -> int:
-    """Return the trace's code of x's dtype."""
-    return DTYPE_CODE[x.dtype.name]
+    """Return the trace's code of x's dtype: of the nearest one that GPUs have figures for."""
+    name = x.dtype.name
+    code = DTYPE_CODE.get(name)
+    if code is None:
+        code = DTYPE_CODE[_NEAREST.get(name) or ("float8" if name.startswith("float8") else "uint8")]
+    return code
+
+
+_NEAREST = {
+    "complex64": "float32", "longdouble": "float64", "float128": "float64", "clongdouble": "complex128",
+    "complex256": "complex128",
+}  # fmt: skip
 
 
 def _refuse_strides(x: Any) -> None:

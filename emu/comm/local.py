@@ -1,112 +1,43 @@
-"""Every rank a coroutine in one process: LocalWire carries bytes, DryWire carries none. No MPI.
-
-Ranks are greenlets, so a program is plain blocking code. They run in a fixed order: the same program gives the same
-logs every time. When all that are left wait for each other, the program cannot finish, and the error names who
-waits for whom.
-"""
+"""Every rank a coroutine in one process: LocalWire carries bytes, DryWire carries none. No MPI."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import greenlet
 import numpy as np
 
 from emu.comm.communicator import Comm
-from emu.comm.recording import Log, Tables, merge
-from emu.comm.wire import Call, compare
-from emu.errors import DeadlockError, MismatchError
+from emu.comm.merging import merge
+from emu.comm.recording import Log, Tables
+from emu.comm.sites import Site, told
+from emu.comm.wire import KINDS, OTHER, Call, compare, kind_name
+from emu.comm.world import World
+from emu.errors import MismatchError
 from emu.trace import ANY, Trace
 
 EAGER_BYTES = 65536  # up to here a send is buffered, as MPI libraries do; above, it waits for its receive
 
 
-class World:
-    """The ranks of one process: who runs, who waits for what, and the messages between them."""
-
-    def __init__(self, size: int, dry: bool = False) -> None:
-        self.size = size
-        self.dry = dry
-        self.ready: deque[greenlet.greenlet] = deque()
-        self.waiting: dict[int, Callable[[], str]] = {}  # rank -> tells what it waits for
-        self.ranks: dict[greenlet.greenlet, int] = {}
-        self.sent: dict[tuple, deque[Message]] = {}  # (context, collective, to, source, tag) -> not yet received
-        self.asked: dict[tuple, deque[Message]] = {}  # the same -> receives without a message
-        self.arrivals = 0
-        self.rounds: dict[tuple, Round] = {}
-        self.questions: list[Any] = []  # asked of the engine by suspended ranks
-        self.answer: Callable[[World], bool] | None = None
-
-    def run(self, program: Callable[[int], Any]) -> list[Any]:
-        """Run program(rank) on every rank; return what each returned. An error of one rank ends all."""
-        self.hub = greenlet.getcurrent()
-        results: list[Any] = [None] * self.size
-
-        def start(rank: int) -> None:
-            results[rank] = program(rank)
-
-        coroutines = [greenlet.greenlet(start) for _ in range(self.size)]
-        self.ranks = {coroutine: rank for rank, coroutine in enumerate(coroutines)}
-        for rank, coroutine in enumerate(coroutines):
-            try:
-                coroutine.switch(rank)
-                self._drain()
-            except BaseException:
-                self._end(coroutines)
-                raise
-        try:
-            self._finish(coroutines)
-        finally:
-            self._end(coroutines)
-        return results
-
-    def block(self, told: Callable[[], str]) -> None:
-        """Suspend the running rank until something makes it ready."""
-        rank = self.ranks[greenlet.getcurrent()]
-        self.waiting[rank] = told
-        self.hub.switch()
-        self.waiting.pop(rank, None)
-
-    def _drain(self) -> None:
-        while self.ready:
-            coroutine = self.ready.popleft()
-            if not coroutine.dead:
-                coroutine.switch()
-
-    def _finish(self, coroutines: Sequence[greenlet.greenlet]) -> None:
-        while True:
-            self._drain()
-            if all(coroutine.dead for coroutine in coroutines):
-                return
-            if self.answer is None or not self.answer(self):
-                raise DeadlockError(self._describe())
-
-    def _describe(self) -> str:
-        lines = [f"rank {rank} waits for {told()}" for rank, told in sorted(self.waiting.items())]
-        shown = "; ".join(lines[:16]) + (f"; and {len(lines) - 16} more" if len(lines) > 16 else "")
-        return f"deadlock: every rank must be able to go on, got {shown}; post receives before waiting for sends"
-
-    @staticmethod
-    def _end(coroutines: Sequence[greenlet.greenlet]) -> None:
-        for coroutine in coroutines:
-            if coroutine and not coroutine.dead:
-                coroutine.throw(greenlet.GreenletExit)
-
-
 class Message:
     """A send or receive of this process. `waiter` is the coroutine that waits for it."""
 
-    __slots__ = ("data", "source", "tag", "nbytes", "done", "waiter", "order", "to")
+    __slots__ = ("data", "source", "tag", "nbytes", "done", "waiter", "order", "to", "kind", "exact", "site", "held")
 
-    def __init__(self, data: Any, source: int, to: int, tag: int, nbytes: int) -> None:
+    def __init__(self, data: Any, source: int, to: int, tag: int, nbytes: int, kind: int, site: Site | None) -> None:
         self.data = data
         self.source = source
         self.to = to
         self.tag = tag
         self.nbytes = nbytes
+        self.kind = kind
+        self.site = site
+        self.exact = True
         self.done = False
+        self.held = False  # a receive whose message the engine has yet to choose
         self.waiter: greenlet.greenlet | None = None
         self.order = 0
 
@@ -130,38 +61,63 @@ class LocalWire:
         self.size = len(group)
         self.context = context
         self.round = 0
+        self.sites: deque[Site] = deque(maxlen=1)  # of the calls of this rank, the newest last
 
-    def isend(self, x: Any, to: int, tag: int, collective: int) -> Message:
+    def isend(
+        self, x: Any, to: int, tag: int, collective: int, kind: int | None = None, rendezvous: bool = False
+    ) -> Message:
         """Hand x over if it is asked for; otherwise keep it (a copy, if small)."""
         world = self.world
-        message = Message(x, self.rank, to, tag, x.nbytes)
+        message = Message(x, self.rank, to, tag, x.nbytes, KINDS[x.dtype] if kind is None else kind, self._site())
         key = (self.context, collective, to, self.rank, tag)
         receive = self._asked(key)
         if receive is not None:
-            _deliver(message, receive)
+            self._deliver(message, receive, collective)
             receive.finish(world)
             message.done = True
             return message
         message.order = world.arrivals = world.arrivals + 1
-        if x.nbytes <= EAGER_BYTES:
+        if x.nbytes <= EAGER_BYTES and not rendezvous:
             message.data = x.copy()
             message.done = True
         world.sent.setdefault(key, deque()).append(message)
+        if world.probing:
+            world.ready.extend(world.probing.pop(self.group[to], ()))
         return message
 
-    def irecv(self, x: Any, source: int, tag: int, collective: int) -> Message:
+    def irecv(
+        self, x: Any, source: int, tag: int, collective: int, kind: int | None = None, exact: bool = True
+    ) -> Message:
         """Take a message that is there, or ask for it."""
         world = self.world
-        receive = Message(x, source, self.rank, tag, x.nbytes)
+        receive = Message(x, source, self.rank, tag, x.nbytes, KINDS[x.dtype] if kind is None else kind, self._site())
+        receive.exact = exact
         key = (self.context, collective, self.rank, source, tag)
         message = self._sent(key)
         if message is not None:
-            _deliver(message, receive)
-            receive.done = True
-            message.finish(world)
+            self._take(message, receive, collective)
             return receive
         receive.order = world.arrivals = world.arrivals + 1
         world.asked.setdefault(key, deque()).append(receive)
+        return receive
+
+    def probe(self, source: int, tag: int, block: bool, take: bool) -> Message | None:
+        """Return the first plain message that a receive would get; `take` takes it."""
+        world, key = self.world, (self.context, 0, self.rank, source, tag)
+        while True:
+            message = self._sent(key) if take else self._seen(key)
+            if message is not None or not block:
+                return message
+            world.probing.setdefault(self.group[self.rank], []).append(greenlet.getcurrent())
+            world.block(partial(self._told, Message(None, source, self.rank, tag, 0, OTHER, None)))
+
+    def receive_taken(self, x: Any, taken: Message, kind: int | None = None, exact: bool = True) -> Message:
+        """Receive into x the message that a probe has taken."""
+        receive = Message(
+            x, taken.source, self.rank, taken.tag, x.nbytes, KINDS[x.dtype] if kind is None else kind, self._site()
+        )
+        receive.exact = exact
+        self._take(taken, receive, 0)
         return receive
 
     def wait(self, pendings: Sequence[Message]) -> None:
@@ -169,7 +125,7 @@ class LocalWire:
         for pending in pendings:
             while not pending.done:
                 pending.waiter = greenlet.getcurrent()
-                self.world.block(lambda message=pending: self._told(message))
+                self.world.block(partial(self._told, pending))
 
     def sendrecv(self, x: Any, to: int, into: Any, source: int, tag: int, collective: int) -> None:
         """Send and receive at the same time."""
@@ -182,12 +138,11 @@ class LocalWire:
 
     def exchange(self, value: Any) -> list[Any]:
         """Give one value, get every member's."""
-        told = self._round().meet(self, value, "an exchange")
-        return list(told)
+        return self._round().meet(self, value)
 
     def agree(self, call: Call) -> None:
         """Compare the call with the first member's; nobody waits."""
-        self._round().compare(self, call)
+        self._round().compare(self.rank, call, self.world)
 
     def sub(self, members: Sequence[int] | None, context: int) -> LocalWire | None:
         """Make the wire of a sub-communicator."""
@@ -195,54 +150,87 @@ class LocalWire:
             return None
         return type(self)(self.world, [self.group[m] for m in members], list(members).index(self.rank), context)
 
+    def beside(self) -> LocalWire:
+        """Return a wire of the same members whose messages meet no others: for calls that run beside the program."""
+        return type(self)(self.world, self.group, self.rank, -1 - self.context)
+
     def free(self) -> None:
         """Nothing is held."""
+
+    def _site(self) -> Site | None:
+        return self.sites[-1] if self.sites else None
 
     def _round(self) -> Round:
         self.round += 1
         key = (self.context, self.round)
-        return self.world.rounds.setdefault(key, Round(key, self.size))
+        return self.world.rounds.setdefault(key, Round(key, self.group))
+
+    def _take(self, message: Message, receive: Message, collective: int) -> None:
+        self._deliver(message, receive, collective)
+        receive.done = True
+        message.finish(self.world)
 
     def _asked(self, key: tuple) -> Message | None:
-        return self._first(self.world.asked, [key, (*key[:3], ANY, key[4]), (*key[:4], ANY), (*key[:3], ANY, ANY)])
+        return _first(self.world.asked, [key, (*key[:3], ANY, key[4]), (*key[:4], ANY), (*key[:3], ANY, ANY)])
 
     def _sent(self, key: tuple) -> Message | None:
-        sent = self.world.sent
-        if key[3] != ANY and key[4] != ANY:
-            return self._first(sent, [key])
-        return self._first(
-            sent, [k for k in sent if k[:3] == key[:3] and key[3] in (ANY, k[3]) and key[4] in (ANY, k[4])]
-        )
+        return _first(self.world.sent, self._candidates(key))
 
-    @staticmethod
-    def _first(queues: dict[tuple, deque[Message]], keys: Sequence[tuple]) -> Message | None:
-        found = [key for key in keys if key in queues]
-        if not found:
-            return None
-        key = min(found, key=lambda k: queues[k][0].order) if len(found) > 1 else found[0]
-        message = queues[key].popleft()
-        if not queues[key]:
-            del queues[key]
-        return message
+    def _seen(self, key: tuple) -> Message | None:
+        queues = self.world.sent
+        found = [queues[k][0] for k in self._candidates(key) if k in queues]
+        return min(found, key=lambda message: message.order, default=None)
+
+    def _candidates(self, key: tuple) -> list[tuple]:
+        if key[3] != ANY and key[4] != ANY:
+            return [key]
+        return [
+            k for k in self.world.sent if k[:3] == key[:3] and key[3] in (ANY, k[3]) and key[4] in (ANY, k[4])
+        ]
 
     def _told(self, message: Message) -> str:
         verb, peer = ("a message from", message.source) if message.to == self.rank else ("its send to", message.to)
         who = "any rank" if peer == ANY else f"rank {self.group[peer]}"
-        return f"{verb} {who} ({message.nbytes} bytes, tag {message.tag})"
+        ended = " (it has ended)" if peer != ANY and self.group[peer] in self.world.ended else ""
+        tag = "any tag" if message.tag == ANY else f"tag {message.tag}"
+        return f"{verb} {who}{ended} ({message.nbytes} bytes, {tag})"
+
+    def _deliver(self, message: Message, receive: Message, collective: int) -> None:
+        """Copy a message into the buffer of its receive. Raise MismatchError if the two do not fit."""
+        fits = message.nbytes == receive.nbytes or message.nbytes < receive.nbytes and not receive.exact
+        if not fits or (message.kind != receive.kind and not collective):
+            raise MismatchError(
+                f"message with tag {message.tag}: sender and receiver must agree on size and dtype, got rank "
+                f"{self.group[message.source]} sending {message.nbytes} bytes of {kind_name(message.kind)} at "
+                f"{told(message.site)}, and rank {self.group[receive.to]} receiving {receive.nbytes} bytes of "
+                f"{kind_name(receive.kind)} at {told(receive.site)}; make both the same"
+            )
+        source, target = message.data, receive.data
+        if source.nbytes == target.nbytes and source.dtype == target.dtype:
+            np.copyto(target.reshape(-1), source.reshape(-1))
+        else:
+            target.reshape(-1).view(np.uint8)[: source.nbytes] = source.reshape(-1).view(np.uint8)
+        receive.source, receive.tag, receive.nbytes, receive.kind = (
+            message.source, message.tag, message.nbytes, message.kind
+        )  # fmt: skip
 
 
 class DryWire(LocalWire):
     """Messages without bytes: nobody waits for a buffer, only for values that are told (`exchange`)."""
 
     dry = True
-    _done = Message(None, 0, 0, 0, 0)
+    _done = Message(None, 0, 0, 0, 0, OTHER, None)
     _done.done = True
 
-    def isend(self, x: Any, to: int, tag: int, collective: int) -> Message:
+    def isend(
+        self, x: Any, to: int, tag: int, collective: int, kind: int | None = None, rendezvous: bool = False
+    ) -> Message:
         """Do nothing: there are no bytes."""
         return self._done
 
-    def irecv(self, x: Any, source: int, tag: int, collective: int) -> Message:
+    def irecv(
+        self, x: Any, source: int, tag: int, collective: int, kind: int | None = None, exact: bool = True
+    ) -> Message:
         """Do nothing: there are no bytes."""
         return self._done
 
@@ -256,59 +244,85 @@ class DryWire(LocalWire):
 class Round:
     """One control exchange of a communicator: values given so far, and who waits for the rest."""
 
-    def __init__(self, key: tuple, size: int) -> None:
+    def __init__(self, key: tuple, group: Sequence[int]) -> None:
         self.key = key
+        self.group = group
+        self.size = len(group)
         self.values: dict[int, Any] = {}
-        self.size = size
         self.waiters: list[greenlet.greenlet] = []
-        self.failure: MismatchError | None = None
 
-    def meet(self, wire: LocalWire, value: Any, what: str) -> list[Any]:
+    def absent(self) -> list[int]:
+        """Return the world ranks that have not come."""
+        return [self.group[r] for r in range(self.size) if r not in self.values]
+
+    def meet(self, wire: LocalWire, value: Any) -> list[Any]:
         """Give a value and wait for all others'."""
+        for rank, call in self.values.items():
+            if isinstance(call, Call):
+                raise _mixed(self.group[rank], call, self.group[wire.rank])
         self.values[wire.rank] = value
         if len(self.values) == self.size:
             wire.world.ready.extend(self.waiters)
             wire.world.rounds.pop(self.key, None)
         while len(self.values) < self.size:
             self.waiters.append(greenlet.getcurrent())
-            wire.world.block(lambda: f"{what} with ranks {self._missing(wire)}")
+            wire.world.block(lambda: "ranks " + ", ".join(map(str, self.absent()[:8])) + " to make the same call")
         return [self.values[rank] for rank in range(self.size)]
 
-    def compare(self, wire: LocalWire, call: Call) -> None:
+    def compare(self, rank: int, call: Call, world: World) -> None:
         """Compare a call with the first one that was made; raise MismatchError that names both."""
-        self.values[wire.rank] = call
+        self.values[rank] = call
         first = min(self.values)
-        if isinstance(self.values[first], Call):
-            known: Call = self.values[first]
-            if (known.what, known.terms) != (call.what, call.terms):
-                compare({wire.group[first]: known, wire.group[wire.rank]: call})
+        known = self.values[first]
+        if not isinstance(known, Call):
+            raise _mixed(self.group[rank], call, self.group[first])
+        if (known.what, known.terms) != (call.what, call.terms):
+            compare({self.group[first]: known, self.group[rank]: call})
+        if known.order:
+            _compare_order(self.group[first], known, self.group[rank], call)
         if len(self.values) == self.size:
-            wire.world.rounds.pop(self.key, None)
-
-    def _missing(self, wire: LocalWire) -> list[int]:
-        return [wire.group[r] for r in range(self.size) if r not in self.values][:8]
+            world.rounds.pop(self.key, None)
 
 
-def _deliver(message: Message, receive: Message) -> None:
-    if message.nbytes > receive.nbytes:
+def _mixed(rank: int, call: Call, splitting: int) -> MismatchError:
+    return MismatchError(
+        f"collective {call.ordinal}: every rank must make the same call, got rank {rank}: {call}; and rank "
+        f"{splitting} making a communicator (split, dup, create); use one order on all ranks"
+    )
+
+
+def _compare_order(first_rank: int, first: Call, rank: int, call: Call) -> None:
+    """Raise MismatchError if two ranks use two communicators, both members of both, in opposite order."""
+    for context, (count, group, last) in first.order.items():
+        other = call.order.get(context)
+        if other is None or other[0] == count or first_rank not in other[1] or rank not in group:
+            continue
+        ahead, behind, done = (first_rank, rank, last) if count > other[0] else (rank, first_rank, other[2])
         raise MismatchError(
-            f"message from rank {message.source} to rank {message.to}, tag {message.tag}: a buffer of at least "
-            f"{message.nbytes} bytes is expected, got {receive.nbytes}; receive into a buffer of the sender's size"
+            f"communicators: every rank must use them in one order, got rank {ahead} calling {done} on one, then "
+            f"{first if ahead == first_rank else call} on another, and rank {behind} calling "
+            f"{call if ahead == first_rank else first} before the other; use one order on all ranks"
         )
-    source, target = message.data, receive.data
-    if source.nbytes == target.nbytes and source.dtype == target.dtype:
-        np.copyto(target.reshape(-1), source.reshape(-1))
-    else:
-        target.reshape(-1).view(np.uint8)[: source.nbytes] = source.reshape(-1).view(np.uint8)
-    receive.source, receive.tag, receive.nbytes = message.source, message.tag, message.nbytes
 
 
-def run_local(program: Callable[[Comm], Any], ranks: int, **header: Any) -> tuple[list[Any], Trace]:
+def _first(queues: Mapping[tuple, deque[Message]], keys: Sequence[tuple]) -> Message | None:
+    """Take the oldest message of these queues."""
+    found = [key for key in keys if key in queues]
+    if not found:
+        return None
+    key = min(found, key=lambda k: queues[k][0].order) if len(found) > 1 else found[0]
+    message = queues[key].popleft()
+    if not queues[key]:
+        del queues[key]  # type: ignore[attr-defined]
+    return message
+
+
+def run_local(program: Callable[[Comm], Any], ranks: int, /, **header: Any) -> tuple[list[Any], Trace]:
     """Run program(comm) on `ranks` ranks in this process; return their results and the trace."""
     return _run(program, ranks, False, header)
 
 
-def run_dry(program: Callable[[Comm], Any], ranks: int, **header: Any) -> tuple[list[Any], Trace]:
+def run_dry(program: Callable[[Comm], Any], ranks: int, /, **header: Any) -> tuple[list[Any], Trace]:
     """Run program(comm) without bytes; return the ranks' results and the trace."""
     return _run(program, ranks, True, header)
 

@@ -9,32 +9,64 @@ from __future__ import annotations
 
 import pickle
 import time
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from emu.comm.recording import Tables
+from emu.comm.sites import Site, told
 from emu.comm.watch import Watch
-from emu.comm.wire import Call, compare
+from emu.comm.wire import KINDS, Call, compare, kind_name
 from emu.errors import MismatchError
 
 MAX_MESSAGE_BYTES = 1 << 30  # longer ones are cut: counts of some MPI libraries end at 2**31
+KIND_BITS = 5  # the low bits of a plain message's MPI tag tell what it is made of
+_KINDS = (1 << KIND_BITS) - 1
 _BYTE = MPI.BYTE
 _NATIVE = "fiub"  # dtype kinds that mpi4py can take the memory of
 
 
 class Parts:
-    """A message cut into several; done when all are. Also a receive that must tell its source."""
+    """A plain receive, or a message cut into several; done when all are. It tells what has come."""
 
-    __slots__ = ("requests", "source", "tag", "nbytes")
+    __slots__ = ("requests", "source", "tag", "nbytes", "kind", "exact", "wire", "done")
 
-    def __init__(self, requests: list[MPI.Request], source: int, tag: int, nbytes: int) -> None:
+    def __init__(self, wire: MpiWire, requests: list[MPI.Request], nbytes: int, kind: int, exact: bool = True) -> None:
+        self.wire = wire
         self.requests = requests
-        self.source = source
-        self.tag = tag
+        self.source = self.tag = -1
         self.nbytes = nbytes
+        self.kind = kind  # -1: not to be checked (a send, a collective's message)
+        self.exact = exact
+        self.done = False
+
+    def finish(self, statuses: Sequence[MPI.Status]) -> None:
+        """Take in what has come. Raise MismatchError if it is not what the receive is for."""
+        self.done = True
+        if self.kind < 0:
+            return
+        tag = statuses[0].Get_tag()
+        self.source, self.tag = statuses[0].Get_source(), tag >> KIND_BITS
+        asked, expected = self.nbytes, self.kind
+        self.nbytes = sum(status.Get_count(_BYTE) for status in statuses)
+        self.kind = tag & _KINDS
+        if self.kind != expected or (self.exact and self.nbytes != asked):
+            raise self.wire.mismatch(self.source, self.tag, self.nbytes, self.kind, asked, expected)
+
+
+@dataclass
+class Taken:
+    """A message that a probe has found; `message` is MPI's handle on it, if it was taken."""
+
+    message: Any
+    source: int
+    tag: int
+    nbytes: int
+    kind: int
 
 
 class MpiWire:
@@ -48,76 +80,151 @@ class MpiWire:
         self.group = tuple(group)
         self.rank = plain.rank
         self.size = plain.size
+        self.sites: deque[Site] = deque(maxlen=1)  # of the calls of this rank, the newest last
+        self.max_message_bytes = MAX_MESSAGE_BYTES
+        self._status = MPI.Status()
 
-    def isend(self, x: Any, to: int, tag: int, collective: int) -> Any:
+    def isend(
+        self, x: Any, to: int, tag: int, collective: int, kind: int | None = None, rendezvous: bool = False
+    ) -> Any:
         """Start to send."""
         n = x.nbytes
+        if not collective:
+            tag = tag << KIND_BITS | (KINDS[x.dtype] if kind is None else kind)
         if x.__class__ is not np.ndarray or x.dtype.kind not in _NATIVE:
             x = _memory(x)
-        if n > MAX_MESSAGE_BYTES:
-            return self._cut(self._comms[collective].Isend, x, to, tag)
-        return self._comms[collective].Isend((x, n, _BYTE), to, tag)
+        comm = self._comms[collective]
+        if n > self.max_message_bytes:
+            return self._cut(comm.Isend, x, to, tag, -1)
+        return (comm.Issend if rendezvous else comm.Isend)((x, n, _BYTE), to, tag)
 
-    def irecv(self, x: Any, source: int, tag: int, collective: int) -> Any:
+    def irecv(
+        self, x: Any, source: int, tag: int, collective: int, kind: int | None = None, exact: bool = True
+    ) -> Any:
         """Start to receive."""
         n = x.nbytes
+        if not collective:
+            kind = KINDS[x.dtype] if kind is None else kind
+            tag = tag << KIND_BITS | kind if tag >= 0 else MPI.ANY_TAG
+            source = source if source >= 0 else MPI.ANY_SOURCE
         if x.__class__ is not np.ndarray or x.dtype.kind not in _NATIVE:
             x = _memory(x)
-        if n > MAX_MESSAGE_BYTES:
-            return self._cut(self._comms[collective].Irecv, x, source, tag)
-        if source < 0 or tag < 0:
-            source, tag = (MPI.ANY_SOURCE if source < 0 else source), (MPI.ANY_TAG if tag < 0 else tag)
-            return Parts([self._comms[collective].Irecv((x, n, _BYTE), source, tag)], source, tag, n)
-        return self._comms[collective].Irecv((x, n, _BYTE), source, tag)
+        comm = self._comms[collective]
+        if n > self.max_message_bytes:
+            return self._cut(comm.Irecv, x, source, tag, -1 if collective or kind is None else kind, exact)
+        request = comm.Irecv((x, n, _BYTE), source, tag)
+        return request if collective else Parts(self, [request], n, kind, exact)  # type: ignore[arg-type]
+
+    def probe(self, source: int, tag: int, block: bool, take: bool) -> Taken | None:
+        """Return the first plain message that a receive would get; `take` takes it."""
+        self.watch.begin((self, "a message from", source))
+        status = MPI.Status()
+        found = self._probe(source if source >= 0 else MPI.ANY_SOURCE, tag, block, take, status)
+        self.watch.waiting = None
+        if found is None:
+            return None
+        kind = status.Get_tag() & _KINDS
+        return Taken(found, status.Get_source(), status.Get_tag() >> KIND_BITS, status.Get_count(_BYTE), kind)
+
+    def _probe(self, source: int, tag: int, block: bool, take: bool, status: MPI.Status) -> Any:
+        """Probe for a message of any kind with this tag; return it, or True if it is not to be taken."""
+        comm = self._comms[0]
+        tags = [MPI.ANY_TAG] if tag < 0 else [tag << KIND_BITS | kind for kind in range(_KINDS + 1)]
+        pause = 0.0
+        while True:
+            for each in tags:
+                found = comm.Improbe(source, each, status) if take else comm.Iprobe(source, each, status)
+                if found:
+                    return found
+            if not block:
+                return None
+            time.sleep(pause)
+            pause = min(pause + 1e-5, 1e-3)
+
+    def receive_taken(self, x: Any, taken: Taken, kind: int | None = None, exact: bool = True) -> Parts:
+        """Receive into x the message that a probe has taken."""
+        kind, n = KINDS[x.dtype] if kind is None else kind, x.nbytes
+        return Parts(self, [taken.message.Irecv((_memory(x) if n else x, n, _BYTE))], n, kind, exact)
 
     def wait(self, pendings: Sequence[Any]) -> None:
-        """Return when all are done. Raise MismatchError for a message that does not fit its buffer."""
+        """Return when all are done. Raise MismatchError for a message that does not fit its receive."""
         watch = self.watch
         watch.count += 1
-        watch.waiting = pendings
+        watch.waiting = (self, "messages", pendings)
         try:
             MPI.Request.Waitall(pendings)  # type: ignore[arg-type]
         except (TypeError, AttributeError):
             self._wait_parts(pendings)
         except MPI.Exception as error:
-            raise self._mismatch(error) from None
+            raise self._misfit(error) from None
         watch.waiting = None
 
     def sendrecv(self, x: Any, to: int, into: Any, source: int, tag: int, collective: int) -> None:
         """Send and receive at the same time."""
         n_out, n_in = x.nbytes, into.nbytes
-        if n_out > MAX_MESSAGE_BYTES or n_in > MAX_MESSAGE_BYTES:
+        if n_out > self.max_message_bytes or n_in > self.max_message_bytes or source < 0 or tag < 0:
             self.wait((self.irecv(into, source, tag, collective), self.isend(x, to, tag, collective)))
             return
+        if collective:
+            tag_out = tag_in = tag
+        else:
+            tag_out, tag_in = tag << KIND_BITS | KINDS[x.dtype], tag << KIND_BITS | KINDS[into.dtype]
         if x.__class__ is not np.ndarray or x.dtype.kind not in _NATIVE:
             x, into = _memory(x), _memory(into)
-        watch = self.watch
+        watch, status = self.watch, self._status
         watch.count += 1
-        watch.waiting = source
+        watch.waiting = (self, "a message from", source)
         try:
-            self._comms[collective].Sendrecv((x, n_out, _BYTE), to, tag, (into, n_in, _BYTE), source, tag)
+            self._comms[collective].Sendrecv(
+                (x, n_out, _BYTE), to, tag_out, (into, n_in, _BYTE), source, tag_in, status
+            )
         except MPI.Exception as error:
-            raise self._mismatch(error) from None
+            raise self._misfit(error) from None
         watch.waiting = None
+        if status.Get_count(_BYTE) != n_in:
+            kind = tag_in & _KINDS
+            raise self.mismatch(source, tag, status.Get_count(_BYTE), kind, n_in, kind)
 
     def test(self, pending: Any) -> bool:
         """Tell whether one is done."""
-        if isinstance(pending, Parts):
-            return all(request.Test() for request in pending.requests)
-        return pending.Test()
+        self.watch.count += 1
+        if not isinstance(pending, Parts):
+            return pending.Test()
+        if not pending.done:
+            statuses = [MPI.Status() for _ in pending.requests]
+            try:
+                if not MPI.Request.Testall(pending.requests, statuses):
+                    return False
+            except MPI.Exception as error:
+                raise self._misfit(error) from None
+            pending.finish(statuses)
+        return True
 
     def exchange(self, value: Any) -> list[Any]:
         """Give one value, get every member's."""
-        return self._control(value)
+        self.watch.begin((self, "the other ranks to make, split or duplicate a communicator", None))
+        told = self._comms[0].allgather(value)
+        self.watch.waiting = None
+        return told
 
     def agree(self, call: Call) -> None:
         """Raise MismatchError on every rank if they do not all make the same call."""
-        mine = np.array([hash_of(call)], dtype=np.int64)
+        self.finish_agree(self.start_agree(call))
+
+    def start_agree(self, call: Call) -> tuple[Call, Any, Any]:
+        """Tell the others which call this rank makes."""
         all_of = np.empty(self.size, dtype=np.int64)
-        request = self._comms[0].Iallgather(mine, all_of)
-        self.wait((request,))
-        if (all_of != mine[0]).any():
-            compare(dict(zip(self.group, self._control(call), strict=True)))
+        mine = np.array([hash_of(call)], dtype=np.int64)
+        return call, all_of, (mine, self._comms[0].Iallgather(mine, all_of))
+
+    def finish_agree(self, started: tuple[Call, Any, Any]) -> None:
+        """Compare what the others have told."""
+        call, all_of, (_, request) = started
+        self.watch.begin((self, "agreement", call))
+        request.Wait()
+        self.watch.waiting = None
+        if (all_of != all_of[0]).any():
+            compare(dict(zip(self.group, self._comms[0].allgather(call), strict=True)))
 
     def sub(self, members: Sequence[int] | None, context: int) -> MpiWire | None:
         """Make the wire of a sub-communicator."""
@@ -126,44 +233,54 @@ class MpiWire:
         plain = self._comms[0].Split(color, key)
         if members is None or plain == MPI.COMM_NULL:
             return None
-        return MpiWire(plain, plain.Dup(), self.watch, [self.group[m] for m in members])
+        made = MpiWire(plain, plain.Dup(), self.watch, [self.group[m] for m in members])
+        made.max_message_bytes = self.max_message_bytes
+        return made
 
     def free(self) -> None:
         """Give the MPI communicators back."""
         for comm in self._comms:
             comm.Free()
 
-    def _control(self, value: Any) -> list[Any]:
-        self.watch.count += 1
-        self.watch.waiting = ()
-        told = self._comms[0].allgather(value)
-        self.watch.waiting = None
-        return told
+    def mismatch(
+        self, source: int, tag: int, nbytes: int, kind: int, asked: int, asked_kind: int
+    ) -> MismatchError:
+        """Return the error of a message that is not what its receive is for."""
+        site = told(self.sites[-1]) if self.sites else "an unknown place"
+        return MismatchError(
+            f"message with tag {tag}: sender and receiver must agree on size and dtype, got rank "
+            f"{self.group[source]} sending {nbytes} bytes of {kind_name(kind)}, and rank {self.group[self.rank]} "
+            f"receiving {asked} bytes of {kind_name(asked_kind)}, waited for at {site}; make both the same"
+        )
 
-    def _cut(self, start: Any, x: Any, peer: int, tag: int) -> Parts:
-        data = x.reshape(-1).view(np.uint8)
-        peer, tag = (MPI.ANY_SOURCE if peer < 0 else peer), (MPI.ANY_TAG if tag < 0 else tag)
-        parts = [data[i : i + MAX_MESSAGE_BYTES] for i in range(0, data.size, MAX_MESSAGE_BYTES)]
-        return Parts([start((part, part.size, _BYTE), peer, tag) for part in parts], peer, tag, data.size)
+    def _cut(
+        self, start: Any, x: Any, peer: int, tag: int, kind: int, exact: bool = True
+    ) -> Parts:
+        data, limit = x.reshape(-1).view(np.uint8), self.max_message_bytes
+        parts = [data[i : i + limit] for i in range(0, data.size, limit)]
+        return Parts(self, [start((part, part.size, _BYTE), peer, tag) for part in parts], data.size, kind, exact)
 
     def _wait_parts(self, pendings: Sequence[Any]) -> None:
+        requests: list[MPI.Request] = []
         for pending in pendings:
-            if not isinstance(pending, Parts):
-                pending.Wait()
-                continue
-            statuses = [MPI.Status() for _ in pending.requests]
-            try:
-                MPI.Request.Waitall(pending.requests, statuses)
-            except MPI.Exception as error:
-                raise self._mismatch(error) from None
-            pending.source, pending.tag = statuses[0].Get_source(), statuses[0].Get_tag()
-            if len(statuses) == 1:
-                pending.nbytes = statuses[0].Get_count(_BYTE)
+            requests += pending.requests if isinstance(pending, Parts) else [pending]
+        statuses = [MPI.Status() for _ in requests]
+        try:
+            MPI.Request.Waitall(requests, statuses)
+        except MPI.Exception as error:
+            raise self._misfit(error) from None
+        at = 0
+        for pending in pendings:
+            n = len(pending.requests) if isinstance(pending, Parts) else 1
+            if isinstance(pending, Parts) and not pending.done:
+                pending.finish(statuses[at : at + n])
+            at += n
         self.watch.waiting = None
 
-    def _mismatch(self, error: MPI.Exception) -> MismatchError:
+    def _misfit(self, error: MPI.Exception) -> MismatchError:
+        site = told(self.sites[-1]) if self.sites else "an unknown place"
         return MismatchError(
-            f"rank {self.group[self.rank]}: every message must fit the buffer it is received into, got "
+            f"rank {self.group[self.rank]} at {site}: every message must fit the buffer it is received into, got "
             f"{error.Get_error_string()}; make sender and receiver agree on size and dtype"
         )
 

@@ -1,4 +1,4 @@
-"""Recording: one rank's log while its program runs, and the merging of logs into a Trace.
+"""Recording: one rank's log while its program runs.
 
 An operation costs one `struct.pack` and one append to a bytearray; nothing is looked up, nothing allocated.
 """
@@ -6,15 +6,18 @@ An operation costs one `struct.pack` and one append to a bytearray; nothing is l
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from emu.trace import ROW, ROW_FORMAT, Op, Template, Trace
+from emu.trace import ROW, ROW_FORMAT, Op, Template
 
 _pack = struct.Struct(ROW_FORMAT).pack
+_pack_peer = struct.Struct("<ii").pack_into
+_PEER_OFFSET = 4  # of columns a and b in a row
 _pack3 = struct.Struct("<" + 3 * ROW_FORMAT[1:]).pack
 _COMPUTE, _ELAPSED, _SEND, _RECV, _WAIT, _COPY, _RECORD, _AWAIT, _BEGIN, _END, _CALL, _SYNC = (int(op) for op in Op)
 
@@ -53,7 +56,7 @@ class Log:
     runs, the log is `muted`: bytes move, rows are not written again.
     """
 
-    __slots__ = ("data", "rank", "tables", "stream", "flag", "muted", "posted", "events")
+    __slots__ = ("data", "rank", "tables", "stream", "flag", "muted", "posted", "events", "sites")
 
     def __init__(self, rank: int, tables: Tables | None = None) -> None:
         self.data = bytearray()
@@ -64,6 +67,11 @@ class Log:
         self.muted = False
         self.posted = [0] * 256  # requests made so far, a stream
         self.events = 0
+        self.sites: deque[Any] = deque(maxlen=8)  # where the latest plain messages stand in the program
+
+    def fill_in(self, at: int, peer: int, tag: int) -> None:
+        """Write the peer and tag of the receive whose row begins at byte `at`."""
+        _pack_peer(self.data, at + _PEER_OFFSET, peer, tag)
 
     def send(self, peer: int, tag: int, context: int, nbytes: int) -> int:
         """Record a send; return its request's number on the current stream."""
@@ -175,56 +183,4 @@ def relative(rows: np.ndarray, group: Sequence[int], mine: int, stream: int) -> 
     return rows
 
 
-def merge(logs: Sequence[tuple[bytes, Tables]], header: Mapping[str, Any]) -> Trace:
-    """Merge all ranks' logs, each with its own or a shared table, into one trace."""
-    whole = Tables()
-    mapped: dict[int, Callable[[np.ndarray], np.ndarray]] = {}
-    ranks = []
-    for data, tables in logs:
-        if id(tables) not in mapped:
-            mapped[id(tables)] = _into(whole, tables)
-        ranks.append(mapped[id(tables)](np.frombuffer(data, dtype=ROW)))
-    streams = max((list(tables.streams) for _, tables in logs), key=len, default=["default"])
-    notes = {label: why for _, tables in logs for label, why in tables.untemplated.items()}
-    return Trace(
-        header={**header, "streams": streams, "untemplated": notes},
-        labels=tuple(whole.labels),
-        ranks=tuple(ranks),
-        templates=tuple(whole.templates),
-        groups=tuple(whole.groups),
-    )
-
-
-def _into(whole: Tables, tables: Tables) -> Callable[[np.ndarray], np.ndarray]:
-    """Add one table to the whole; return what renumbers rows that point into it."""
-    labels = np.array([whole.label(name) for name in tables.labels], dtype=np.int32)
-    groups = np.array([whole.groups.setdefault(g, len(whole.groups)) for g in tables.groups], dtype=np.int32)
-    templates = np.array(
-        [
-            whole.add_template((id(tables), i), Template(t.name, t.group_size, _relabel(t.rows, labels)))
-            for i, t in enumerate(tables.templates)
-        ],
-        dtype=np.int32,
-    )
-
-    def renumber(rows: np.ndarray) -> np.ndarray:
-        rows = _relabel(rows, labels)
-        calls = rows["op"] == _CALL
-        if calls.any():
-            rows["a"][calls] = templates[rows["a"][calls]]
-            rows["b"][calls] = groups[rows["b"][calls]]
-        return rows
-
-    return renumber
-
-
-def _relabel(rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    rows = rows.copy()
-    op = rows["op"]
-    for column, where in (("b", (op <= _ELAPSED) | (op == _COPY)), ("a", op == _BEGIN)):
-        if where.any():
-            rows[column][where] = labels[rows[column][where]]
-    return rows
-
-
-__all__ = ["Log", "Tables", "merge", "relative", "requests_in"]
+__all__ = ["Log", "Tables", "relative", "requests_in"]

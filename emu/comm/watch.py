@@ -24,6 +24,11 @@ class Watch:
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
 
+    def begin(self, waiting: Any) -> None:
+        """Note that a wait begins, and for what."""
+        self.count += 1
+        self.waiting = waiting
+
     def start(self, warn: Callable[[float], None], expire: Callable[[float], None]) -> None:
         """Begin to watch; warn(seconds) is called at a tenth of the deadline, expire(seconds) at it."""
         self._thread = threading.Thread(target=self._look, args=(warn, expire), daemon=True, name="emu-watch")

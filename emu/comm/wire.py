@@ -5,11 +5,43 @@ A wire serves one communicator. Ranks here are local to it. Nothing on a wire is
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+
+from emu.comm.sites import Site
 from emu.errors import MismatchError
+from emu.trace import DTYPES
+
+# What a plain message is made of travels beside it, so that a receiver of another dtype is told. Plain bytes
+# have one kind whatever their sign; a pickled object is a kind of its own.
+OBJECT, OTHER = 31, 30
+_BYTES = DTYPES.index("uint8")
+_KIND_NAMES = {_BYTES: "bytes", OBJECT: "a pickled object", OTHER: "records"} | {
+    i: name for i, name in enumerate((*DTYPES, "complex64", "longdouble", "clongdouble")) if i != _BYTES
+}
+_KIND_OF_NAME = {name: kind for kind, name in _KIND_NAMES.items()} | {
+    "uint8": _BYTES, "int8": _BYTES, "bytes8": _BYTES, "float128": 17, "complex256": 18,
+}  # fmt: skip
+
+
+class _Kinds(dict):
+    """A dtype's kind, looked up once."""
+
+    def __missing__(self, dtype: np.dtype) -> int:
+        kind = self[dtype] = _KIND_OF_NAME.get(dtype.name, _BYTES if dtype.itemsize == 1 else OTHER)
+        return kind
+
+
+KINDS: Mapping[np.dtype, int] = _Kinds()
+
+
+def kind_name(kind: int) -> str:
+    """Return what a user calls a kind of message."""
+    return _KIND_NAMES.get(kind, "records")
 
 
 class Pending(Protocol):
@@ -26,12 +58,29 @@ class Wire(Protocol):
     dry: bool  # no bytes: buffers have shapes only
     rank: int
     size: int
+    sites: deque[Site]  # where the rank's latest plain messages stand in the program, the newest last
 
-    def isend(self, x: Any, to: int, tag: int, collective: int) -> Any:
-        """Start to send; the buffer must not change until the message is waited for."""
+    def isend(
+        self, x: Any, to: int, tag: int, collective: int, kind: int | None = None, rendezvous: bool = False
+    ) -> Any:
+        """Start to send; the buffer must not change until the message is waited for.
 
-    def irecv(self, x: Any, source: int, tag: int, collective: int) -> Any:
-        """Start to receive into x; source and tag may be ANY."""
+        `kind` says what x is made of (None: its dtype); `rendezvous` waits for the receiver, however short x is.
+        """
+
+    def irecv(
+        self, x: Any, source: int, tag: int, collective: int, kind: int | None = None, exact: bool = True
+    ) -> Any:
+        """Start to receive into x; source and tag may be ANY. Unless `exact`, the message may be shorter than x."""
+
+    def probe(self, source: int, tag: int, block: bool, take: bool) -> Any:
+        """Return the first plain message that a receive would get, None if there is none (`block`: wait for one).
+
+        `take` takes it, for `receive_taken`.
+        """
+
+    def receive_taken(self, x: Any, taken: Any, kind: int | None = None, exact: bool = True) -> Any:
+        """Start to receive into x the message that a probe has taken."""
 
     def wait(self, pendings: Sequence[Any]) -> None:
         """Return when all are done."""
@@ -63,6 +112,8 @@ class Call:
     terms: Hashable  # what must be equal: op, root, counts, dtypes
     site: str  # file:line
     ordinal: int  # how many collectives this communicator has begun before
+    # the calls begun on every communicator of the rank: context -> (how many, its group, the latest)
+    order: Mapping[int, tuple[int, tuple[int, ...], Any]] = field(default_factory=dict, compare=False, repr=False)
 
     def __str__(self) -> str:
         terms = ", ".join(f"{name}={value}" for name, value in self.terms)  # type: ignore[attr-defined]
