@@ -195,6 +195,22 @@ def test_a_setting_that_cannot_be_is_an_error(settings, words):
     assert words in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "value", "words"),
+    [
+        ("roce-100g", "tcp.mtu", "9000 B", "the transport between nodes is roce (rdma)"),
+        ("tcp-10g", "rdma.mtu", "4096 B", "the transport between nodes is tcp (tcp)"),
+        ("pcie-box", "scaleup.links", "4", "has no GPU fabric"),
+        ("pcie4", "pcie.peer", "none", "one switch that never blocks"),
+        ("tcp-10g", "fabric.routing", "spray", "'routing' is not for a fabric of kind 'switch'"),
+    ],
+)
+def test_a_setting_that_would_change_nothing_is_an_error(name, key, value, words):
+    with pytest.raises(ConfigError) as error:
+        load_cluster(name, {key: value})
+    assert words in str(error.value)
+
+
 # Files.
 
 

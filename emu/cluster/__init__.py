@@ -5,10 +5,10 @@ cluster.route(0, 8)                    links, latency, transport
 cluster.closed_form(0, 8)              alpha + n / B of a lone message
 """
 
-from emu.cluster.cluster import Cluster, LinkChange, LinkFlap
+from emu.cluster.cluster import Cluster
 from emu.cluster.faults import Faults
 from emu.cluster.load import link_cluster, load_cluster
-from emu.cluster.parts import ClosedForm, GpuSpec, Link, Route, Transport
+from emu.cluster.parts import ClosedForm, GpuSpec, Link, LinkChange, LinkFlap, Route, Transport
 
 __all__ = [
     "ClosedForm", "Cluster", "Faults", "GpuSpec", "Link", "LinkChange", "LinkFlap", "Route", "Transport",

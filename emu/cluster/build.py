@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from emu.catalog.schema import nearest
-from emu.cluster.cluster import Cluster, LinkChange, LinkFlap
+from emu.cluster.cluster import Cluster
 from emu.cluster.fabric import Fabric, Port, build_fabric
 from emu.cluster.faults import Faults
 from emu.cluster.layout import lay_out
 from emu.cluster.node import Node
-from emu.cluster.parts import Link
+from emu.cluster.parts import Link, LinkChange, LinkFlap
 from emu.cluster.spec import ClusterSpec, NodeSpec
 from emu.errors import ConfigError
 

@@ -3,11 +3,8 @@
 Ranks are GPUs in order, node by node. Routes are made when asked for and kept.
 """
 
-import hashlib
-import json
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -16,33 +13,13 @@ import numpy as np
 from emu.catalog.schema import unknown
 from emu.cluster.fabric import Fabric, Port
 from emu.cluster.faults import Faults
+from emu.cluster.identity import describe, digest
 from emu.cluster.node import Node, Way
-from emu.cluster.parts import ClosedForm, GpuSpec, Link, Route, Transport
+from emu.cluster.parts import ClosedForm, GpuSpec, Link, LinkChange, LinkFlap, Route, Transport
 from emu.cluster.rings import disjoint_rings, ring_through
 from emu.cluster.routing import RouteTable, route_table
 from emu.cluster.spec import ClusterSpec
 from emu.errors import ConfigError
-
-MODEL_VERSION = 1  # raised when the same description begins to mean other times
-
-
-@dataclass(frozen=True)
-class LinkChange:
-    """From `time_s` on a link carries `factor` of its bandwidth."""
-
-    time_s: float
-    link: int
-    factor: float
-
-
-@dataclass(frozen=True)
-class LinkFlap:
-    """A link that carries nothing for `down_s` at the beginning of every `period_s`, from `start_s` on."""
-
-    link: int
-    period_s: float
-    down_s: float
-    start_s: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,14 +231,12 @@ class Cluster:
 
     def describe(self) -> dict[str, Any]:
         """Return everything that times depend on, as plain JSON values."""
-        plain: dict[str, Any] = _plain(self.spec)
-        return {"model": MODEL_VERSION, **plain}
+        return describe(self.spec)
 
     @cached_property
     def sha256(self) -> str:
         """Return the hash of the description without the cluster's name: equal clusters, equal hash."""
-        text = json.dumps(self.describe() | {"name": ""}, sort_keys=True, allow_nan=True)
-        return hashlib.sha256(text.encode()).hexdigest()
+        return digest(self.spec)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Cluster) and self.sha256 == other.sha256
@@ -325,18 +300,3 @@ def too_many(name: str, ranks: int, size: int, a_unit: int) -> str:
     """Write the error of more ranks than GPUs, with what to ask for instead; a unit of 0 cannot be added."""
     more = f", or {name.rsplit(':', 1)[0]}:{-(-ranks // a_unit)}" if a_unit and "=" not in name else ""
     return f"cluster {name}: has {size} GPUs, got {ranks} ranks; use at most {size} ranks{more}"
-
-
-def _plain(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and math.isinf(value):
-        return "infinite"
-    return value
-
-
-__all__ = ["Cluster", "LinkChange", "LinkFlap", "too_many"]

@@ -35,6 +35,25 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkChange:
+    """From `time_s` on a link carries `factor` of its bandwidth."""
+
+    time_s: float
+    link: int
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFlap:
+    """A link that carries nothing for `down_s` at the beginning of every `period_s`, from `start_s` on."""
+
+    link: int
+    period_s: float
+    down_s: float
+    start_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Route:
     """The path of a message or copy: indices into the cluster's links, in order, and its whole latency.
 

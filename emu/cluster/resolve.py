@@ -16,6 +16,7 @@ from emu.cluster.spec import (
     ScaleupSpec,
     SwitchSpec,
 )
+from emu.cluster.tiers import read_fabric
 from emu.errors import ConfigError
 
 
@@ -90,6 +91,9 @@ class Resolver:
         entry.need("kind")
         values = dict(entry.values)
         if between_nodes:
+            for kind in ("tcp", "rdma"):
+                if kind != values["kind"]:
+                    self._refuse(kind, f"the transport between nodes is {entry.name} ({values['kind']})")
             values |= self._over("transport") | self._over(values["kind"])
         return _transport(entry, values)
 
@@ -126,10 +130,16 @@ class Resolver:
             values = dict(self.catalog.entry("fabrics", base, f"{where} base").values) if base else {}
             values |= {key: value for key, value in table.items() if key != "base"}
         values |= self._over("fabric")
-        return _fabric(values, self.switch(values.get("switch", "ideal"), f"{where} switch"), where)
+        return read_fabric(values, self.switch(values.get("switch", "ideal"), f"{where} switch"), where)
 
     def _over(self, part: str) -> dict[str, Any]:
         return {path[1]: value for path, value in self.overrides.items() if path[0] == part and len(path) == 2}
+
+    def _refuse(self, part: str, reason: str, but: tuple[str, ...] = ()) -> None:
+        """Raise ConfigError if a setting names a part that the cluster does not have."""
+        for key in self._over(part):
+            if key not in but:
+                raise ConfigError(f"setting {part}.{key}: has nothing to change: {reason}")
 
     def _pcie(self, values: Mapping[str, Any], where: str) -> PcieSpec:
         if "link" not in values:
@@ -147,12 +157,15 @@ class Resolver:
             "other_lanes": "other_lanes", "peer": "peer", "both_directions": "both_directions_bytes_per_s",
             "staging_latency": "staging_latency_s", "ideal": "ideal",
         }  # fmt: skip
+        if values.get("ideal"):
+            self._refuse("pcie", f"{where} is one switch that never blocks", but=("link", "ideal", "both_directions"))
         given = {ours: values[theirs] for theirs, ours in optional.items() if theirs in values}
         return PcieSpec(link, latency_s, tuple(switches), **given)
 
     def _scaleup(self, values: Mapping[str, Any], gpus: int, where: str) -> ScaleupSpec:
         kind = values.get("kind", "none")
         if kind == "none":
+            self._refuse("scaleup", f"{where.removesuffix(' scaleup')} has no GPU fabric", but=("kind",))
             return ScaleupSpec()
         if "link" not in values:
             raise ConfigError(f"{where}: needs the key 'link'")
@@ -226,81 +239,3 @@ def _check_edges(edges: tuple[tuple[int, ...], ...], gpus: int, where: str) -> N
         if pair in seen:
             raise ConfigError(f"{where}: names the pair {sorted(pair)} twice")
         seen.add(pair)
-
-
-_SHAPE = ("down", "up", "spines", "k", "oversubscription", "uplink", "cross_rail", "routing", "hop_latency")
-_NOT_FOR = {
-    "switch": _SHAPE,
-    "leaf-spine": ("k", "cross_rail"),
-    "rail": ("k",),
-    "fat-tree": ("down", "up", "spines", "cross_rail", "ports"),
-}
-
-
-def _fabric(values: Mapping[str, Any], switch: SwitchSpec, where: str) -> FabricSpec:
-    kind = values.get("kind", "switch")
-    for key in _NOT_FOR[kind]:
-        if key in values and values[key] != 1.0:  # 1:1 fits everywhere
-            hint = "; choose another kind, such as leaf-spine" if kind == "switch" else ""
-            raise ConfigError(f"{where}: {key!r} is not for a fabric of kind {kind!r}{hint}")
-    ratio = values.get("oversubscription", 1.0)
-    down = up = None
-    if kind in ("leaf-spine", "rail"):
-        down, up = _leaf(values, switch, where)
-        ratio = down / up
-    elif kind == "fat-tree":
-        down, up = _edge(values.get("k"), ratio, where)
-    spines = values.get("spines")
-    if spines is not None and up is not None and up % spines:
-        raise ConfigError(f"{where}: uplinks must divide evenly over the spines, got {up} over {spines}")
-    return FabricSpec(
-        kind,
-        switch,
-        values.get("ports"),
-        down,
-        up,
-        spines,
-        values.get("k"),
-        ratio,
-        values.get("routing", "ecmp"),
-        values.get("seed", 0),
-        values.get("uplink"),
-        values.get("cross_rail", "spine"),
-        values.get("hop_latency"),
-    )
-
-
-def _leaf(values: Mapping[str, Any], switch: SwitchSpec, where: str) -> tuple[int, int]:
-    """Work out a leaf's ports down and up: as given, or as many as the switch's ports allow at the ratio."""
-    down, up, ratio = values.get("down"), values.get("up"), values.get("oversubscription")
-    ports = values.get("ports", switch.ports)
-    if down is None:
-        if ports is None:
-            raise ConfigError(f"{where}: a leaf needs 'down', its ports towards the hosts, or 'ports'")
-        up = int(ports // ((ratio or 1.0) + 1)) if up is None else up
-        down = up * (ratio or 1.0) if ratio else ports - up
-        if down != int(down) or down < 1 or up < 1:
-            raise ConfigError(f"{where}: {ports} ports at {ratio:g}:1 leave {up} up and {down:g} down; give 'down'")
-    elif ratio is not None:
-        exact = down / ratio
-        if exact != int(exact) or (up is not None and up != exact):
-            raise ConfigError(
-                f"{where}: {down} ports down at {ratio:g}:1 need {exact:g} uplinks; {ratio:g} must divide 'down'"
-            )
-        up = int(exact)
-    down, up = int(down), int(up or down)
-    if ports is not None and down + up > ports:
-        name = f"the switch {switch.name}" if "ports" not in values else "a leaf"
-        raise ConfigError(
-            f"{where}: {name} has {ports} ports, got {down} down and {up} up; give fewer, or fabric.ports"
-        )
-    return down, up
-
-
-def _edge(k: int | None, ratio: float, where: str) -> tuple[int, int]:
-    if k is None or k % 2:
-        raise ConfigError(f"{where}: a fat tree needs an even number of ports 'k', got {k}")
-    up = k / 2 / ratio
-    if up != int(up) or up < 1:
-        raise ConfigError(f"{where}: {k // 2} ports down divided by {ratio:g} must be whole, got {up:g} uplinks")
-    return k // 2, int(up)
