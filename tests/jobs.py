@@ -123,10 +123,10 @@ def start_job(
     environment["PATH"] = f"{python.parent}{os.pathsep}{environment['PATH']}"
     environment["PYTHONPATH"] = str(ROOT)
     environment |= env or {}
-    line = list(argv)
+    line = [*_programs(python).get(argv[0], argv[:1]), *argv[1:]]
     if ranks is not None:
         found = installed_mpi(python)
-        line, environment = mpirun_line(found, ranks, argv), mpirun_environment(found, environment)
+        line, environment = mpirun_line(found, ranks, line), mpirun_environment(found, environment)
     return start_line(line, environment, cwd)
 
 
@@ -177,6 +177,10 @@ def _mpi_or_none(python: Path) -> Mpi | None:
         return find_mpi(str(python))
     except ConfigError:
         return None
+
+
+def _programs(python: Path) -> dict[str, list[str]]:
+    return {"python": [str(python)], "emu": [str(python), "-m", "emu"]}
 
 
 def _read(file: IO[str]) -> str:
