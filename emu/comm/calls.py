@@ -20,6 +20,7 @@ import numpy as np
 from emu.comm.recording import relative, requests_in
 from emu.comm.sites import call_site
 from emu.comm.wire import Call
+from emu.errors import ConfigError
 from emu.trace import COLLECTIVE, ROW, Template
 
 if TYPE_CHECKING:
@@ -78,6 +79,8 @@ def run_call(comm: Comm, spec: Collective, args: tuple, kwargs: dict) -> Any:
     log = comm.log
     if log.flag:
         return spec.function(comm, *args, **kwargs)
+    args = tuple(_line(comm, spec, value) for value in args)
+    kwargs = {name: _line(comm, spec, value) for name, value in kwargs.items()}
     terms, agreed, nbytes = _terms(spec, args, kwargs)
     if comm.checks and comm.size > 1:
         turns = comm.turns
@@ -99,6 +102,19 @@ def run_call(comm: Comm, spec: Collective, args: tuple, kwargs: dict) -> Any:
         log.posted[log.stream] += requests_in(rows)
         return None
     return _run_muted(comm, spec, args, kwargs)
+
+
+def _line(comm: Comm, spec: Collective, value: Any) -> Any:
+    """Return an array as one line of elements, which is what algorithms cut; anything else as it is."""
+    flags = getattr(value, "flags", None)
+    if flags is None or not hasattr(value, "dtype"):
+        return value
+    if not comm.dry and not flags.c_contiguous:
+        raise ConfigError(
+            f"{spec.label}: a contiguous array is expected, got shape {value.shape} with strides {value.strides}; "
+            "copy it first (numpy.ascontiguousarray)"
+        )
+    return value if value.ndim == 1 else value.reshape(-1)
 
 
 def _run_muted(comm: Comm, spec: Collective, args: tuple, kwargs: dict) -> Any:
