@@ -266,6 +266,15 @@ def test_a_dry_run_records_the_same_trace(algorithm):
     assert done(run_dry(main, 6)[1]) == done(run_local(main, 6)[1])
 
 
+def test_an_array_of_any_shape_is_one_buffer():
+    def main(comm):
+        x = np.full((2, 3, 4), comm.rank)
+        all_reduce(comm, x, algorithm="ring")
+        return x
+
+    np.testing.assert_array_equal(run_local(main, 4)[0][3], np.full((2, 3, 4), 6))
+
+
 def test_groups_reduce_by_themselves():
     def main(comm):
         part = comm.split(comm.rank % 2, -comm.rank)

@@ -1,5 +1,6 @@
 """All-reduce along trees: every rank's x becomes the sum of all. In place. n is the length of x in bytes."""
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,8 @@ from emu.collectives.reduce import binomial_collect
 from emu.collectives.walks import TreeNode, binary_tree_node
 from emu.comm.calls import collective
 
-SEGMENT_BYTES = 256 * 1024
+SEGMENT_BYTES = 64 * 1024
+TURNS = 2  # of a message on its way
 
 
 @collective("all_reduce", "tree")
@@ -33,47 +35,90 @@ def double_tree_all_reduce(
 ) -> None:
     """Add up and broadcast down two binary trees, half of x each, in segments.
 
-    No rank is an inner node of both trees, so each port carries about n in and n out.
-    Cost: about 2log₂p(α + 2n/(kB)) + 2n/B with k segments a half; 4k(p-1) messages, 2(p-1)n bytes in all.
+    No rank is an inner node of both trees, so each port carries about n in and n out for either way.
+    Cost: about 4log₂p(α + n/(kB)) + 2n/B with k segments a half; 4k(p-1) messages, 2(p-1)n bytes in all.
     Source: Sanders, Speck, Träff, Two-tree algorithms, 2009; NCCL's double binary tree.
     """
-    p, r = comm.size, comm.rank
+    p = comm.size
     plain = local_op(op)
     cut = even_cuts(x.size, 2)
     k = segment_count(cut[1], x.itemsize, segment_bytes)
-    nodes = [binary_tree_node(p, r, shift) for shift in (0, 1)]
-    pieces = [[x[a:b] for a, b in segments(cut[t], cut[t + 1], k)] for t in (0, 1)]
-    lag = p.bit_length()  # segments that may be on their way up before the first comes down
-    spare = [[comm.empty_like(pieces[t][0]) for _ in nodes[t].children] for t in (0, 1)]
-    rising: list[list[Any]] = [[], []]
-    falling: list[list[Any]] = [[], []]
-    for i in range(k + lag if p > 1 else 0):
-        for t in (0, 1):
-            comm.waitall(rising[t])
-            rising[t] = _up(comm, pieces[t][i], nodes[t], spare[t], plain) if i < k else []
-        for t in (0, 1):
-            if i >= lag:
-                comm.waitall(falling[t])
-                falling[t] = _down(comm, pieces[t][i - lag], nodes[t])
-    comm.waitall(falling[0] + falling[1])
+    trees = [_Tree(comm, [x[a:b] for a, b in segments(cut[t], cut[t + 1], k)], t) for t in (0, 1)]
+    for turn in range(k + max(tree.falls_at for tree in trees) if p > 1 else 0):
+        for tree in trees:
+            tree.up(turn - tree.rises_at, plain)
+        for tree in trees:
+            tree.down(turn - tree.falls_at)
+    for tree in trees:
+        tree.drain()
     finish(comm, x, op, p)
 
 
-def _up(comm: Peers, piece: Any, node: TreeNode, spare: Sequence[Any], plain: str) -> list[Any]:
-    """Add my children's segment to mine and start it on its way to my parent; return that send."""
-    into = [got[: piece.size] for got in spare]
-    arriving = [comm.irecv(got, child) for got, child in zip(into, node.children, strict=True)]
-    for got, request in zip(into, arriving, strict=True):
-        comm.waitall([request])
-        comm.reduce(plain, piece, got)
-    return [] if node.parent is None else [comm.isend(piece, node.parent)]
+class _Tree:
+    """One of the two trees as this rank sees it: its place, and the segments that pass through.
 
-
-def _down(comm: Peers, piece: Any, node: TreeNode) -> list[Any]:
-    """Replace my partial sum by the total from my parent and start it to my children; return the sends.
-
-    The partial sum has left: it was waited for before the next one rose.
+    All ranks work in turns, for a rank near the root of one tree is a leaf of the other and cannot run
+    behind or ahead of it. A message has TURNS turns to arrive: of trees of depth D, a rank at depth d adds
+    up segment 0 in turn (D - d)·TURNS and takes its total in turn (D + d)·TURNS.
     """
-    if node.parent is not None:
-        comm.waitall([comm.irecv(piece, node.parent)])
-    return [comm.isend(piece, child) for child in node.children]
+
+    def __init__(self, comm: Peers, pieces: Sequence[Any], number: int):
+        self.comm, self.pieces = comm, pieces
+        self.node = binary_tree_node(comm.size, comm.rank, number)
+        self.up_tag, self.down_tag = 2 * number, 2 * number + 1
+        deepest, depth = comm.size.bit_length(), _depth(comm.size, self.node, number)
+        self.rises_at, self.falls_at = (deepest - depth) * TURNS, (deepest + depth) * TURNS
+        self.spare = [[comm.empty_like(pieces[0]) for _ in self.node.children] for _ in range(2)]
+        self.arriving: list[list[Any]] = []  # of each segment, posted one segment ahead
+        self.rising: deque[tuple[int, Any]] = deque()  # sends of segments to the parent
+        self.falling: deque[list[Any]] = deque()  # sends of segments to the children
+
+    def up(self, i: int, plain: str) -> None:
+        """Add my children's segment i to mine and start it on its way to my parent."""
+        if not 0 <= i < len(self.pieces):
+            return
+        self._post(i)
+        self._post(i + 1)
+        piece = self.pieces[i]
+        for got, request in zip(self.spare[i % 2], self.arriving[i], strict=True):
+            self.comm.waitall([request])
+            self.comm.reduce(plain, piece, got[: piece.size])
+        self._risen(i - TURNS - 1)
+        if self.node.parent is not None:
+            self.rising.append((i, self.comm.isend(piece, self.node.parent, self.up_tag)))
+
+    def down(self, i: int) -> None:
+        """Replace my partial sum by the total from my parent and start it to my children."""
+        if not 0 <= i < len(self.pieces):
+            return
+        if self.node.parent is not None:
+            self._risen(i)
+            self.comm.waitall([self.comm.irecv(self.pieces[i], self.node.parent, self.down_tag)])
+        if len(self.falling) > TURNS:
+            self.comm.waitall(self.falling.popleft())
+        children = self.node.children
+        self.falling.append([self.comm.isend(self.pieces[i], child, self.down_tag) for child in children])
+
+    def drain(self) -> None:
+        """Wait for what is still on its way down; what went up has been answered."""
+        for sends in self.falling:
+            self.comm.waitall(sends)
+
+    def _risen(self, i: int) -> None:
+        """Wait until my partial sums up to segment i have left."""
+        while self.rising and self.rising[0][0] <= i:
+            self.comm.waitall([self.rising.popleft()[1]])
+
+    def _post(self, i: int) -> None:
+        if i < len(self.pieces) and i == len(self.arriving):
+            into = [got[: self.pieces[i].size] for got in self.spare[i % 2]]
+            pairs = zip(into, self.node.children, strict=True)
+            self.arriving.append([self.comm.irecv(got, child, self.up_tag) for got, child in pairs])
+
+
+def _depth(p: int, node: TreeNode, shift: int) -> int:
+    depth = 0
+    while node.parent is not None:
+        node = binary_tree_node(p, node.parent, shift)
+        depth += 1
+    return depth

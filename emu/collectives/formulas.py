@@ -90,7 +90,7 @@ def double_tree_time_s(segment_bytes: int) -> Time:
         if p == 1:
             return 0.0
         k = segment_count(-(-int(n) // 2), 1, segment_bytes)
-        return 2 * log_up(p) * (alpha + 2 * n / (k * bandwidth)) + 2 * n / bandwidth + gamma * n
+        return 4 * log_up(p) * (alpha + n / (k * bandwidth)) + 2 * n / bandwidth + gamma * n
 
     return time_s
 

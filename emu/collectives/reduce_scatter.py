@@ -1,8 +1,8 @@
 """Reduce-scatter: rank r ends with chunk r of the sum of everybody's x.
 
 x holds one chunk for each rank and is left as it was; out takes my chunk and may be its place in x.
-Chunks are equal, or as `counts` says. Below the algorithms stand the phases they share with all-reduce, which work on cuts.
-Volumes: n is the length of x in bytes.
+Chunks are equal, or as `counts` says. Below the algorithms stand the phases they share with all-reduce,
+which work on cuts. Volumes: n is the length of x in bytes.
 """
 
 from collections.abc import Sequence
