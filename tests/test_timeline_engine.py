@@ -1,0 +1,170 @@
+"""The accounting and the critical path of traces that the engine timed."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from emu.cluster import link_cluster, load_cluster
+from emu.collectives import binomial_broadcast, parameter_server_all_reduce, ring_all_reduce
+from emu.engine import resolve
+from emu.gpu import Cost
+from emu.program import run
+from emu.timeline import Timeline
+from emu.timeline.accounting import PART_NAMES
+from emu.trace import ANY
+
+LINK = "latency=5 us, bandwidth=1 GB/s"
+
+
+def kernel(gpu, milliseconds, name="forward"):
+    spec = link_cluster(LINK, 2).gpu(0)
+    flops = milliseconds * 1e-3 * spec.peak("float32") * spec.flops_efficiency
+    gpu.launch(lambda: None, cost=Cost(flops, 0, "float32"), name=name)
+
+
+def timed(program, ranks, cluster=LINK, profile="ideal", **settings):
+    return run(program, cluster, ranks, way="local", profile=profile, **settings).timeline
+
+
+def pipeline(microbatches):
+    """Forward passes of one millisecond, handed from stage to stage."""
+
+    def program(gpu):
+        comm = gpu.comm
+        with gpu.step(0), gpu.span("pipeline forward"):
+            for index in range(microbatches):
+                x = gpu.empty(1)
+                if comm.rank > 0:
+                    comm.waitall([comm.irecv(x, comm.rank - 1, tag=index)])
+                kernel(gpu, 1)
+                if comm.rank + 1 < comm.size:
+                    comm.isend(x, comm.rank + 1, tag=index)
+
+    return program
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+@pytest.mark.parametrize("microbatches", [1, 4])
+def test_the_bubble_of_a_pipeline_is_its_closed_form(stages, microbatches):
+    found = timed(pipeline(microbatches), stages)
+    hop_s = 5e-6 + 4 / 1e9
+    assert found.step["time_s"] == pytest.approx(
+        1e-3 * (microbatches + stages - 1) + (stages - 1) * hop_s, rel=1e-9
+    )
+    for rank in range(stages):
+        step = found.step_of(rank)
+        assert step["compute_s"] == pytest.approx(1e-3 * microbatches, rel=1e-9)
+        waits = step["bubble_s"] + step["exposed_communication_s"]
+        assert waits == pytest.approx((stages - 1) * (1e-3 + hop_s), rel=1e-9)
+        assert step["bubble_s"] >= (stages - 1) * 1e-3
+        assert step["idle_s"] == step["straggler_wait_s"] == 0.0
+
+
+def test_the_critical_path_of_a_pipeline_goes_through_all_stages():
+    path = timed(pipeline(1), 4).critical_path
+    assert [(s.rank, s.kind) for s in path if s.kind == "kernel"] == [(r, "kernel") for r in range(4)]
+    assert [s.because for s in path if s.kind == "communication"] == [f"rank {r} came last" for r in range(3)]
+
+
+def test_a_slow_gpu_makes_the_others_wait_for_as_long_as_it_is_behind():
+    def program(gpu):
+        x = gpu.zeros(1000)
+        with gpu.step(0):
+            kernel(gpu, 1)
+            ring_all_reduce(gpu.comm, x)
+
+    found = timed(program, 4, slow="2:0.5")
+    for rank in (0, 1, 3):
+        assert found.step_of(rank)["straggler_wait_s"] == pytest.approx(1e-3, rel=1e-9)
+    assert found.step_of(2)["straggler_wait_s"] == 0.0
+    assert found.critical_path[0].rank == 2
+
+
+def test_communication_behind_a_kernel_is_hidden():
+    def program(gpu):
+        x = gpu.zeros(250_000)
+        with gpu.step(0):
+            kernel(gpu, 1)
+            ready = gpu.record()
+            with gpu.stream("comm"):
+                gpu.wait(ready)
+                ring_all_reduce(gpu.comm, x)
+                done = gpu.record()
+            kernel(gpu, 1, "backward")
+            gpu.wait(done)
+
+    found = timed(program, 2)
+    ring_s = 2 * (5e-6 + 500_000 / 1e9)
+    assert found.step["exposed_communication_s"] == pytest.approx(ring_s - 1e-3, rel=1e-9)
+    assert found.overlap_fraction() == pytest.approx(1e-3 / ring_s, rel=1e-9)
+
+
+def test_any_source_receives_wait_for_whoever_comes():
+    def program(gpu):
+        x = gpu.empty(1000)
+        if gpu.rank:
+            kernel(gpu, gpu.rank)
+            gpu.comm.waitall([gpu.comm.isend(x, 0)])
+        else:
+            gpu.comm.waitall([gpu.comm.irecv(x, ANY)])
+            gpu.comm.waitall([gpu.comm.irecv(x, ANY)])
+
+    found = timed(program, 3)
+    step = found.step_of(0)
+    assert step["straggler_wait_s"] + step["exposed_communication_s"] == step["time_s"] > 2e-3
+
+
+@pytest.mark.parametrize("profile", ["ideal", "mpi", "nccl"])
+@pytest.mark.parametrize("cluster", ["dgx-a100:2", "dgx-1", "tcp-10g", "pcie-box"])
+@pytest.mark.parametrize("ranks", [2, 7, 8])
+def test_every_step_is_told_whole_and_the_critical_path_has_no_hole(cluster, ranks, profile):
+    def program(gpu):
+        x = gpu.zeros(100_000)
+        rng = np.random.default_rng(gpu.rank)
+        for index in range(3):
+            with gpu.step(index):
+                x = gpu.array(np.zeros(1000, dtype="float32"))
+                kernel(gpu, rng.random() * 0.01)
+                ready = gpu.record()
+                with gpu.stream("comm"):
+                    gpu.wait(ready)
+                    parameter_server_all_reduce(gpu.comm, x)
+                    ring_all_reduce(gpu.comm, x)
+                    done = gpu.record()
+                kernel(gpu, rng.random() * 0.1)
+                gpu.comm.waitall([
+                    gpu.comm.irecv(gpu.empty(100), (gpu.rank - 1) % gpu.size),
+                    gpu.comm.isend(gpu.empty(100), (gpu.rank + 1) % gpu.size),
+                ])  # fmt: skip
+                gpu.wait(done)
+                binomial_broadcast(gpu.comm, x)
+
+    found = run(program, cluster, ranks, way="local", profile=profile).timeline
+    for account in [found.step, *found.steps(), *(found.step_of(r) for r in range(ranks)), *found.steps(0)]:
+        named = [account[name] for name in PART_NAMES]
+        assert min(named) >= 0.0
+        assert sum(named) == account["time_s"]
+        assert sum(account["exposed_by_link"].values()) == account["exposed_communication_s"]
+        if "start_s" in account:
+            assert account["time_s"] == pytest.approx(account["end_s"] - account["start_s"], rel=1e-12, abs=0)
+    path = found.critical_path
+    assert path[0].start_s == 0.0 and path[-1].end_s == found.end_s
+    assert all(a.end_s == b.start_s for a, b in itertools.pairwise(path))
+    assert sum(s.time_s for s in path if s.kind == "idle") < 0.02 * found.end_s
+
+
+def test_spans_alone_give_the_same_accounting_as_spans_and_flows():
+    def program(gpu):
+        with gpu.step(0):
+            kernel(gpu, 1 + gpu.rank)
+            ring_all_reduce(gpu.comm, gpu.zeros(1000))
+
+    trace, cluster = run(program, LINK, 3, way="local").trace, load_cluster(LINK, gpus=3)
+    with_flows, without = (
+        Timeline(resolve(trace, cluster, detail=d), trace, cluster) for d in ("flows", "spans")
+    )
+    assert with_flows.steps() == without.steps()
+    assert with_flows.link_use()[0].bytes == without.link_use()[0].bytes
