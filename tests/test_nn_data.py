@@ -93,16 +93,18 @@ def test_bad_sizes_are_refused(call):
         call()
 
 
-def test_an_mlp_learns_digits():
-    data, model = digits(), mlp((64, 128, 10))
+@pytest.mark.parametrize("activation", ["gelu", "relu"])
+def test_an_mlp_learns_digits(activation):
+    data, model = digits(), mlp((64, 128, 10), activation=activation)
     losses, _ = _train(model, data, SGD(0.05), steps=120, batch=64)
     assert losses[0] > 2 and losses[-1] < 0.3
     assert _accuracy(model, data) > 0.9
 
 
-def test_a_cnn_learns_digits():
-    data, model = digits(images=True), cnn((8, 16), 32)
-    losses, _ = _train(model, data, Adam(0.005), steps=60, batch=64)
+@pytest.mark.parametrize("pool", ["mean", "max"])
+def test_a_cnn_learns_digits(pool):
+    data, model = digits(images=True), cnn((8, 16), 32, pool=pool)
+    losses, _ = _train(model, data, Adam(0.005), steps=80, batch=64)
     assert losses[-1] < 0.5
     assert _accuracy(model, data) > 0.85
 

@@ -317,6 +317,8 @@ def test_parameters_of_no_or_one_element_train(size):
         (lambda: SGD(learning_rate=0), "learning_rate must be above 0, got 0"),
         (lambda: SGD(momentum=1), "momentum must be in"),
         (lambda: Adam(beta2=1.0), "beta2 must be in"),
+        (lambda: mlp(activation="rely"), "mlp: activation: must be one of gelu, relu, got 'rely'"),
+        (lambda: cnn(pool="min"), "cnn: pool: must be one of mean, max"),
         (lambda: mlp((3,)), "widths must be two or more"),
         (lambda: gpt(width=10, heads=3), "width must be a multiple of heads"),
     ],

@@ -1,12 +1,14 @@
 """Models that train on real data: an MLP and a CNN for digits, a GPT for characters.
 
-Defaults are small enough for one core of a laptop, and large enough to teach.
+Defaults are small enough for one core of a laptop, and large enough to teach. They are smooth (GELU, mean pooling):
+where a rounding error can switch a ReLU, or the winner of a maximum, two float32 runs that sum in another order
+part for good (measured over 200 steps of the MLP: 17 % with ReLU, 1e-5 with GELU).
 """
 
 from __future__ import annotations
 
 import math as _math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from emu.errors import ConfigError
 
@@ -20,15 +22,26 @@ from .linear import Linear
 from .model import Model
 from .norm import LayerNorm
 from .parameter import normal
-from .pool import Flatten, MaxPool2d
+from .pool import AvgPool2d, Flatten, MaxPool2d
 
 MLP_WIDTHS = (64, 2048, 2048, 1280, 512, 10)
 """7.6 M parameters, 29 MiB in float32: in reverse order a bucket of a few MiB, one above 25 MiB or two below
 it, and a last one, so that the first bucket's transfer can hide behind most of backward."""
 
 
-def mlp(widths: Sequence[int] = MLP_WIDTHS, *, dtype: str = "float32", math: str | None = None) -> Model:
-    """Return Linear layers of these widths (inputs first, classes last) with ReLU between them."""
+ACTIVATIONS: dict[str, Callable[[str], Layer]] = {"gelu": GELU, "relu": ReLU}
+POOLS: dict[str, Callable[[str, int], Layer]] = {"mean": AvgPool2d, "max": MaxPool2d}
+
+
+def mlp(
+    widths: Sequence[int] = MLP_WIDTHS,
+    *,
+    activation: str = "gelu",
+    dtype: str = "float32",
+    math: str | None = None,
+) -> Model:
+    """Return Linear layers of these widths (inputs first, classes last) with an activation between them."""
+    _check_choice("mlp: activation", activation, ACTIVATIONS)
     if len(widths) < 2 or min(widths) < 1:
         raise ConfigError(f"mlp: widths must be two or more numbers of at least 1, got {list(widths)}")
     layers: list[Layer] = []
@@ -39,7 +52,7 @@ def mlp(widths: Sequence[int] = MLP_WIDTHS, *, dtype: str = "float32", math: str
         options = {"dtype": dtype, "math": math, "input_gradient": index > 0}
         layers.append(Linear(name, inputs, outputs, init=init, **options))  # type: ignore[arg-type]
         if index < last:
-            layers.append(ReLU(f"relu{index}"))
+            layers.append(ACTIVATIONS[activation](f"{activation}{index}"))
     return Model("mlp", layers)
 
 
@@ -49,25 +62,29 @@ def cnn(
     *,
     image: tuple[int, int, int] = (1, 8, 8),
     classes: int = 10,
+    activation: str = "gelu",
+    pool: str = "mean",
     dtype: str = "float32",
     math: str | None = None,
 ) -> Model:
-    """Return 3 × 3 convolutions, each followed by ReLU and 2 × 2 max pooling, then two Linear layers.
+    """Return 3 × 3 convolutions, each followed by an activation and 2 × 2 pooling, then two Linear layers.
 
     Takes images of shape (batch, *image), image being (channels, height, width).
     """
+    _check_choice("cnn: activation", activation, ACTIVATIONS)
+    _check_choice("cnn: pool", pool, POOLS)
     inputs, height, width = image
     layers: list[Layer] = []
     for index, outputs in enumerate(channels):
         options = {"dtype": dtype, "math": math, "input_gradient": index > 0}
         layers.append(Conv2d(f"conv{index}", inputs, outputs, 3, padding=1, **options))  # type: ignore[arg-type]
-        layers += [ReLU(f"relu{index}"), MaxPool2d(f"pool{index}", 2)]
+        layers += [ACTIVATIONS[activation](f"{activation}{index}"), POOLS[pool](f"pool{index}", 2)]
         inputs, height, width = outputs, height // 2, width // 2
     features = inputs * height * width
     layers += [
         Flatten(),
         Linear("hidden", features, hidden, dtype=dtype, math=math),
-        ReLU("relu_hidden"),
+        ACTIVATIONS[activation](f"{activation}_hidden"),
         Linear("classes", hidden, classes, init=normal(hidden**-0.5), dtype=dtype, math=math),
     ]
     return Model("cnn", layers)
@@ -148,3 +165,8 @@ def gpt_block(
             Residual(f"{name}.add2", Sequential(f"{name}.feed", feed_forward)),
         ],
     )
+
+
+def _check_choice(where: str, value: str, known: Iterable[str]) -> None:
+    if value not in known:
+        raise ConfigError(f"{where}: must be one of {', '.join(known)}, got {value!r}")

@@ -40,7 +40,7 @@ class Rule(Protocol):
 class SGD:
     """v = momentum v + g + weight_decay x; x -= learning_rate v."""
 
-    learning_rate: float = 0.05
+    learning_rate: float = 0.01
     momentum: float = 0.9
     weight_decay: float = 0.0
 
