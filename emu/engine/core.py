@@ -2,18 +2,16 @@
 
 from math import inf
 
-from numba import njit
-
 from emu.engine import layout as L
 from emu.engine.events import drop, first_queue, head
 from emu.engine.matching import envelope_arrives
-from emu.engine.memory import counts, entry, lanes, links, messages, reals
+from emu.engine.memory import inner, counts, entry, lanes, links, messages, reals
 from emu.engine.sharing import refill
 from emu.engine.steps import walk
 from emu.engine.transfer import finish_message, make_ready
 
 
-@njit
+@inner("ifii")
 def _happen(s, time, kind, what):
     """Let one event happen, unless it is stale."""
     if kind == L.KIND_WAKE:
@@ -31,7 +29,7 @@ def _happen(s, time, kind, what):
             envelope_arrives(s, what, time)
 
 
-@njit
+@inner("iif")
 def _finish_group(s, l, time):
     """Finish the flows of link `l` whose time has come."""
     msg = messages(s)

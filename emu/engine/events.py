@@ -5,16 +5,14 @@ of a queue in constant time, any other to the heap. An event can be stale (its f
 now); who takes it off checks that against the state.
 """
 
-from numba import njit
-
 from emu.engine import layout as L
-from emu.engine.memory import counts, heap, queue_ends, queues
+from emu.engine.memory import inner, counts, heap, queue_ends, queues
 
 SIZE = L.QUEUE_SIZE
 QUEUES = L.QUEUES
 
 
-@njit
+@inner("ifii")
 def push(s, time, key, what):
     """Put an event where it belongs."""
     queue, ends = queues(s), queue_ends(s)
@@ -31,7 +29,7 @@ def push(s, time, key, what):
     _heap_push(s, time, key, what)
 
 
-@njit
+@inner("ifii")
 def _heap_push(s, time, key, what):
     h, count = heap(s), counts(s)
     i = count[L.HEAP_COUNT]
@@ -45,7 +43,7 @@ def _heap_push(s, time, key, what):
     h[i].time, h[i].key, h[i].what = time, key, what
 
 
-@njit
+@inner("i")
 def _heap_drop(s):
     """Remove the heap's first event."""
     h, count = heap(s), counts(s)
@@ -67,7 +65,7 @@ def _heap_drop(s):
     h[i].time, h[i].key, h[i].what = time, key, what
 
 
-@njit
+@inner("i")
 def first_queue(s):
     """Return which queue holds the next event: -2 none, -1 the heap."""
     queue, ends = queues(s), queue_ends(s)
@@ -84,7 +82,7 @@ def first_queue(s):
     return best
 
 
-@njit
+@inner("ii")
 def head(s, q):
     """Return time, key and subject of the next event of queue `q`."""
     if q == -1:
@@ -94,7 +92,7 @@ def head(s, q):
     return e.time, e.key, e.what
 
 
-@njit
+@inner("ii")
 def drop(s, q):
     """Remove the next event of queue `q`."""
     if q == -1:

@@ -1,12 +1,10 @@
 """The engine's record of spans: one entry for each row outside templates that takes part in time."""
 
-from numba import njit
-
 from emu.engine import layout as L
-from emu.engine.memory import counts, lanes, row_ids, rows, spans, templates
+from emu.engine.memory import inner, counts, lanes, row_ids, rows, spans, templates
 
 
-@njit
+@inner("ii")
 def _entry(s, i):
     """Take the next entry and fill in what the lane's row says."""
     count, lane = counts(s), lanes(s)[i]
@@ -19,7 +17,7 @@ def _entry(s, i):
     return at
 
 
-@njit
+@inner("iifff")
 def log_span(s, i, start, end, launch):
     """Log the lane's row as taking from `start` to `end`."""
     if not counts(s)[L.LOG_SPANS]:
@@ -35,7 +33,7 @@ def log_span(s, i, start, end, launch):
     e.launch_s, e.start_s, e.end_s = launch, start, end
 
 
-@njit
+@inner("ii")
 def open_span(s, i):
     """Log the BEGIN at the lane's row; its end is filled in by `close_span`."""
     lane, r = lanes(s)[i], rows(s)[lanes(s)[i].pc]
@@ -51,7 +49,7 @@ def open_span(s, i):
     lane.depth += 1
 
 
-@njit
+@inner("ii")
 def close_span(s, i):
     """Close the lane's innermost open span."""
     lane = lanes(s)[i]

@@ -15,6 +15,7 @@ from emu.engine.memory import (
     channels,
     counts,
     entry,
+    inner,
     lanes,
     messages,
     pair_keys,
@@ -36,7 +37,7 @@ def _hash(context, stream, src, dst, tag):
     return np.int64((x ^ (x >> np.uint64(32))) & np.uint64(0x7FFFFFFF))
 
 
-@njit
+@inner("iiiiii")
 def find_channel(s, context, stream, src, dst, tag):
     """Return the channel of these, made if it is new (the caller has made sure of room)."""
     count, channel, table = counts(s), channels(s), channel_hash(s)
@@ -70,7 +71,7 @@ def rehash(s):
         table[bucket] = i
 
 
-@njit
+@inner("iii")
 def _find_route(s, src, dst):
     """Return the route of a pair: sorted pairs, found by halving."""
     if src == dst:
@@ -98,7 +99,7 @@ def _append(s, c, m):
     c.tail = m
 
 
-@njit
+@inner("iiiiiff")
 def post_send(s, i, chan, size, label, posted, now):
     """Lane `i` has sent `size` bytes on channel `chan`."""
     msg, lane = messages(s), lanes(s)[i]
@@ -123,7 +124,7 @@ def post_send(s, i, chan, size, label, posted, now):
         start_message(s, m, now)
 
 
-@njit
+@inner("iiif")
 def post_receive(s, i, chan, now):
     """Lane `i` is ready to receive on channel `chan`."""
     msg, lane = messages(s), lanes(s)[i]
@@ -142,7 +143,7 @@ def post_receive(s, i, chan, now):
     f.status |= L.RECEIVED
 
 
-@njit
+@inner("iiiif")
 def _meet(s, m, i, req, now):
     """Message `m`, sent before, meets request `req` of lane `i`."""
     f = messages(s)[m]
@@ -156,7 +157,7 @@ def _meet(s, m, i, req, now):
         start_message(s, m, now)
 
 
-@njit
+@inner("ii")
 def _leave_near(s, m):
     msg = messages(s)
     f = msg[m]
@@ -172,7 +173,7 @@ def _leave_near(s, m):
     f.status &= ~L.NEAR
 
 
-@njit
+@inner("iii")
 def _fits(s, m, want):
     """Say whether sent message `m` fits the any-source receive `want`.
 
@@ -184,7 +185,7 @@ def _fits(s, m, want):
             and (w.bytes < 0 or w.bytes == c.tag))
 
 
-@njit
+@inner("ii")
 def _leave_channel(s, m):
     msg = messages(s)
     c = channels(s)[msg[m].chan]
@@ -199,7 +200,7 @@ def _leave_channel(s, m):
         c.tail = before
 
 
-@njit
+@inner("iiiiif")
 def post_any(s, i, source, tag, context, now):
     """Lane `i` receives from any source or with any tag: the first envelope that came, or that will come."""
     msg, lane = messages(s), lanes(s)[i]
@@ -227,7 +228,7 @@ def post_any(s, i, source, tag, context, now):
     rank.wild_tail = want
 
 
-@njit
+@inner("iif")
 def envelope_arrives(s, m, now):
     """The envelope of message `m` is at its receiver, who may wait for it under no name."""
     msg = messages(s)

@@ -8,23 +8,15 @@ import os
 from pathlib import Path
 
 import numpy as np
-from numba import carray, njit, types
-from numba.core import caching, cgutils
+from llvmlite import ir
+from numba import from_dtype, njit, types
+from numba.core import caching
 from numba.extending import intrinsic
+from numba.np.arrayobj import populate_array
 
 from emu.engine import layout as L
 
 FOLDER = Path(__file__).parent
-
-
-@intrinsic
-def pointer(typingctx, address):
-    """Return the integer `address` as a pointer."""
-
-    def codegen(context, builder, signature, args):
-        return builder.inttoptr(args[0], cgutils.voidptr_t)
-
-    return types.voidptr(address), codegen
 
 
 def _engine_stamp() -> tuple:
@@ -68,16 +60,53 @@ def entry(signature: str):
     return wrap
 
 
+_CODES = {"i": types.int64, "f": types.float64}
+
+
+def inner(arguments: str):
+    """Compile a function for one kind of call only: "i" integer, "f" float, each 64 bits wide.
+
+    Numba would compile it again for each width of integer that some caller happens to hold. Nothing is
+    compiled before an `entry` needs it.
+    """
+
+    def wrap(function):
+        dispatcher = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
+        ask = dispatcher.get_call_template
+
+        def once(args, kws):
+            if not dispatcher.overloads:
+                dispatcher.compile(tuple(_CODES[code] for code in arguments))
+                dispatcher.disable_compile()
+            return ask(args, kws)
+
+        dispatcher.get_call_template = once
+        return dispatcher
+
+    return wrap
+
+
 FAR = 1 << 40  # views carry no length; who indexes them has checked
+_WORD = ir.IntType(64)
 
 
 def _view(slot: int, dtype):
-    """Make the function that views slot `slot` of the table as an array of `dtype`."""
+    """Make the function that views slot `slot` of the table at an address as an array of `dtype`."""
+    array_type = types.Array(from_dtype(np.dtype(dtype)), 1, "C")
+    width = np.dtype(dtype).itemsize
 
-    @njit
-    def view(s):
-        table = carray(pointer(s), L.TABLE, np.int64)
-        return carray(pointer(table[slot]), FAR, dtype)
+    @intrinsic
+    def view(typingctx, table):
+        def codegen(context, builder, signature, args):
+            words = builder.inttoptr(args[0], _WORD.as_pointer())
+            address = builder.load(builder.gep(words, [_WORD(slot)]))
+            array = context.make_array(array_type)(context, builder)
+            data = builder.inttoptr(address, array.data.type)
+            populate_array(array, data=data, shape=[_WORD(FAR)], strides=[_WORD(width)], itemsize=_WORD(width),
+                           meminfo=None)
+            return array._getvalue()
+
+        return array_type(types.int64), codegen
 
     return view
 

@@ -4,7 +4,7 @@ import numpy as np
 from numba import njit
 
 from emu.engine import layout as L
-from emu.engine.memory import counts
+from emu.engine.memory import inner, counts
 
 
 @njit
@@ -15,7 +15,7 @@ def _mix(x):
     return x ^ (x >> np.uint64(31))
 
 
-@njit
+@inner("iii")
 def uniform(s, key, number):
     """Return a number in [-1, 1) that (seed, key, number) determine."""
     golden = np.uint64(0x9E3779B97F4A7C15)

@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from emu.cluster import RouteList
 from emu.engine import layout as L
 from emu.engine.profiles import Profile
+from emu.engine.routes import take_in
 from emu.engine.state import SELF_ROUTE, State
 from emu.errors import TraceError
 from emu.trace import DTYPES, Template
@@ -29,7 +31,7 @@ class Program:
         self.profile = profile
         self.world_size = world_size
         self.lane_of: dict[tuple[int, int], int] = {}
-        self.routes: list[Any] = [None]  # as the cluster gave them; number 0 is to oneself
+        self.routes = RouteList([None])  # as the cluster gave them; number 0 is to oneself
         self.templates: list[Template] = []
         self.groups: list[tuple[int, ...]] = []
         self._members: list[np.ndarray] = []
@@ -314,9 +316,10 @@ class Program:
         fresh = wanted[~np.isin(wanted, self._pairs, assume_unique=True)] if len(self._pairs) else wanted
         if not len(fresh):
             return
-        numbers = np.empty(len(fresh), np.int32)
-        for k, key in enumerate(fresh.tolist()):
-            numbers[k] = self._add_route(self.cluster.route(key // self.world_size, key % self.world_size))
+        table = self.cluster.route_table(fresh // self.world_size, fresh % self.world_size)
+        numbers = np.arange(len(self.routes), len(self.routes) + len(fresh), dtype=np.int32)
+        take_in(self.state, self.cluster, table, len(self.routes), self.profile.overheads)
+        self.routes.extend(table)
         state = self.state
         count = len(self._pairs) + len(fresh)
         number = np.concatenate([state[L.T_PAIR_ROUTE][: len(self._pairs)], numbers])

@@ -1,6 +1,6 @@
 """What the engine hands back: spans, flows and totals as plain arrays. What they mean is the timeline's business."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ class RawTimeline:
     labels: tuple[str, ...]
     rank_end_s: np.ndarray
     link_bytes: np.ndarray
-    routes: tuple[Any, ...]
+    routes: Sequence[Any]
     profile: str
     counters: Mapping[str, int] = field(default_factory=dict)
     spread: Mapping[str, Any] = field(default_factory=dict)

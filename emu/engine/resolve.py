@@ -129,7 +129,7 @@ class Engine:
         np.maximum.at(ends, lane["rank"], lane["time"])
         return RawTimeline(
             spans=spans, flows=flows, labels=self._labels(), rank_end_s=ends,
-            link_bytes=state[L.T_LINK]["carried"].copy(), routes=tuple(program.routes),
+            link_bytes=state[L.T_LINK]["carried"].copy(), routes=program.routes.copy(),
             profile=self._profile.name,
             counters={
                 "messages": int(count[L.MESSAGES]), "messages_folded": 0, "copies": int(count[L.COPIES]),

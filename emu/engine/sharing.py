@@ -17,6 +17,7 @@ from emu.engine.memory import (
     dirty_links,
     fill_heap,
     flow_set,
+    inner,
     links,
     messages,
     new_flows,
@@ -32,7 +33,7 @@ SAME = 1e-13  # rates closer than this are the same rate: re-adding the same num
 WIDEN_AT_ONCE = 6  # after so many rounds, take the whole connected component
 
 
-@njit
+@inner("iif")
 def insert_flow(s, m, now):
     """Put message `m` on its links; rate it at once when it is alone there."""
     msg, link, rl, node = messages(s), links(s), route_links(s), nodes(s)
@@ -66,7 +67,7 @@ def insert_flow(s, m, now):
             mark_dirty(s, rl[r.first + h])
 
 
-@njit
+@inner("iifif")
 def _rate_alone(s, m, rate, neck, now):
     link, rl = links(s), route_links(s)
     f = messages(s)[m]
@@ -81,7 +82,7 @@ def _rate_alone(s, m, rate, neck, now):
     schedule(s, m, neck)
 
 
-@njit
+@inner("iii")
 def schedule(s, m, neck):
     """Plan the finish of a group, or of one flow with a cap of its own."""
     if neck >= 0:
@@ -93,7 +94,7 @@ def schedule(s, m, neck):
         push(s, messages(s)[m].finish, (L.KIND_FLOW << L.KIND_SHIFT) | m, m)
 
 
-@njit
+@inner("ii")
 def mark_dirty(s, l):
     """Remember that the flows of link `l` may have to be rated again."""
     k = links(s)[l]
@@ -104,7 +105,7 @@ def mark_dirty(s, l):
         count[L.DIRTY_COUNT] += 1
 
 
-@njit
+@inner("iii")
 def join_group(s, m, neck):
     """Make link `neck` (or the flow's own cap) what holds `m` back."""
     msg = messages(s)
@@ -120,7 +121,7 @@ def join_group(s, m, neck):
         k.group += 1
 
 
-@njit
+@inner("ii")
 def leave_group(s, m):
     msg = messages(s)
     f = msg[m]
@@ -139,7 +140,7 @@ def leave_group(s, m):
     f.neck = L.NO_NECK
 
 
-@njit
+@inner("ii")
 def remove_flow(s, m):
     """Take message `m` off its links. Room on a link that held nobody back changes nothing."""
     link, rl, node = links(s), route_links(s), nodes(s)
@@ -170,7 +171,7 @@ def remove_flow(s, m):
     f.status &= ~L.FLYING
 
 
-@njit
+@inner("i")
 def refill(s):
     """Give the flows that can have changed in this instant their new rates."""
     count, link = counts(s), links(s)
@@ -200,7 +201,7 @@ def refill(s):
     _regroup(s)
 
 
-@njit
+@inner("ii")
 def _add(s, m):
     """Add flow `m` to the set to be filled, unless it is there."""
     count = counts(s)
@@ -211,7 +212,7 @@ def _add(s, m):
         count[L.SET_COUNT] += 1
 
 
-@njit
+@inner("ii")
 def _add_group(s, l):
     msg = messages(s)
     m = links(s)[l].group_head
@@ -220,7 +221,7 @@ def _add_group(s, l):
         m = msg[m].group_next
 
 
-@njit
+@inner("i")
 def _start_set(s):
     """Start with the newcomers, the groups of dirty links, and flows above an equal share of them."""
     count, link, msg, node = counts(s), links(s), messages(s), nodes(s)
@@ -245,7 +246,7 @@ def _start_set(s):
         _add_group(s, dirty[i])
 
 
-@njit
+@inner("i")
 def _add_component(s):
     """Add all that shares a link with the set, directly or by way of others."""
     count, link, msg, node, rl = counts(s), links(s), messages(s), nodes(s), route_links(s)
@@ -279,7 +280,7 @@ def _sift(h, i, n, share, l):
     h[i].time, h[i].key = share, l
 
 
-@njit
+@inner("i")
 def _open_links(s):
     """Count the set's flows on each of their links and find the room the others leave them."""
     count, link, msg, rl, rt = counts(s), links(s), messages(s), route_links(s), routes(s)
@@ -312,7 +313,7 @@ def _open_links(s):
         k.room = k.rate if k.inside == k.flows else max(0.0, k.rate - (k.load - k.room))
 
 
-@njit
+@inner("i")
 def _fill(s):
     """Progressive filling of the set: the tightest link first."""
     count, link, msg = counts(s), links(s), messages(s)
@@ -352,7 +353,7 @@ def _fill(s):
         _sift(h, 0, n, h[n].time, h[n].key)
 
 
-@njit
+@inner("iifi")
 def _freeze(s, m, share, neck):
     link, rl = links(s), route_links(s)
     f = messages(s)[m]
@@ -365,7 +366,7 @@ def _freeze(s, m, share, neck):
         k.open -= 1
 
 
-@njit
+@inner("iif")
 def _freeze_link(s, l, share):
     """Freeze the set's open flows of link `l`; return how many. Faster ones held fixed join the set."""
     count, msg, node = counts(s), messages(s), nodes(s)
@@ -391,7 +392,7 @@ def _changed(f):
     return abs(f.fill - f.rate) > SAME * f.rate
 
 
-@njit
+@inner("i")
 def _add_bound(s):
     """Add the fixed groups of links on which a flow of the set has changed."""
     count, link, msg, rl = counts(s), links(s), messages(s), route_links(s)
@@ -407,7 +408,7 @@ def _add_bound(s):
                     _add_group(s, rl[r.first + h])
 
 
-@njit
+@inner("ii")
 def _want_regroup(s, l):
     k = links(s)[l]
     if k.regroup == 0:
@@ -417,7 +418,7 @@ def _want_regroup(s, l):
         count[L.REGROUP_COUNT] += 1
 
 
-@njit
+@inner("if")
 def _apply(s, now):
     """Let the set's flows go on at their new rates."""
     count, link, msg, rl, rt = counts(s), links(s), messages(s), route_links(s), routes(s)
@@ -450,7 +451,7 @@ def _apply(s, now):
     _refresh_loads(s)
 
 
-@njit
+@inner("i")
 def _refresh_loads(s):
     """Sum a link's load anew after as many changes as it has flows, before rounding adds up."""
     count, link, msg, node = counts(s), links(s), messages(s), nodes(s)
@@ -468,7 +469,7 @@ def _refresh_loads(s):
             k.load = total
 
 
-@njit
+@inner("i")
 def _regroup(s):
     """Find the next finish of each group that changed, and plan it."""
     count, link, msg = counts(s), links(s), messages(s)

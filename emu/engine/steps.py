@@ -8,8 +8,6 @@ in one instant then act in the order of their ranks and streams, whoever woke th
 from math import inf
 
 import numpy as np
-from numba import njit
-
 from emu.engine import layout as L
 from emu.engine.events import push
 from emu.engine.log import close_span, log_span, open_span
@@ -22,6 +20,7 @@ from emu.engine.memory import (
     gpus,
     groups,
     host_routes,
+    inner,
     lanes,
     members,
     messages,
@@ -39,7 +38,7 @@ from emu.engine.transfer import make_ready, start_message, take_message
 GO_ON, STOP = 0, -1  # what a row's function returns; or a NEED_ of `layout`
 
 
-@njit
+@inner("ii")
 def walk(s, i):
     """Let lane `i` walk until it has to wait; return 0, or what it needs before it can go on."""
     lane, row = lanes(s)[i], rows(s)
@@ -71,7 +70,7 @@ def walk(s, i):
             return max(done, 0)
 
 
-@njit
+@inner("ii")
 def _next_segment(s, i):
     """Go on to the lane's next stretch of rows; without one, the lane has ended (for now)."""
     lane = lanes(s)[i]
@@ -87,7 +86,7 @@ def _next_segment(s, i):
     return False
 
 
-@njit
+@inner("ii")
 def _resume(s, i):
     """Finish the row that the lane waited in."""
     lane = lanes(s)[i]
@@ -100,7 +99,7 @@ def _resume(s, i):
     lane.state = L.READY
 
 
-@njit
+@inner("iiii")
 def _forget(s, i, low, high):
     """Requests that were waited for leave their places to new ones."""
     lane, done = lanes(s)[i], requests(s)
@@ -108,7 +107,7 @@ def _forget(s, i, low, high):
         done[lane.req_base + (q & lane.req_mask)] = -1.0
 
 
-@njit
+@inner("iiii")
 def _wait(s, i, back, number):
     lane, done = lanes(s)[i], requests(s)
     low = lane.req_no - back
@@ -134,7 +133,7 @@ def _wait(s, i, back, number):
     return GO_ON
 
 
-@njit
+@inner("iii")
 def _visible(s, i, op):
     """Post a send, a receive or a copy, at its time."""
     lane, count = lanes(s)[i], counts(s)
@@ -160,7 +159,7 @@ def _visible(s, i, op):
     return _receive(s, i, slot)
 
 
-@njit
+@inner("ii")
 def _peer(s, i):
     """Return the other rank, the context and the matching stream of the lane's row."""
     lane, r = lanes(s)[i], rows(s)[lanes(s)[i].pc]
@@ -174,7 +173,7 @@ def _peer(s, i):
     return r.a, r.c, np.int32(-1)
 
 
-@njit
+@inner("iii")
 def _send(s, i, slot):
     lane, r = lanes(s)[i], rows(s)[lanes(s)[i].pc]
     peer, context, stream = _peer(s, i)
@@ -201,7 +200,7 @@ def _send(s, i, slot):
     return GO_ON
 
 
-@njit
+@inner("iii")
 def _receive(s, i, slot):
     lane, r = lanes(s)[i], rows(s)[lanes(s)[i].pc]
     requests(s)[slot] = inf
@@ -226,7 +225,7 @@ def _receive(s, i, slot):
     return GO_ON
 
 
-@njit
+@inner("ii")
 def _copy(s, i):
     """Copy within the device in the time its memory takes, or over the link to the host as a flow."""
     lane, r = lanes(s)[i], rows(s)[lanes(s)[i].pc]
@@ -259,7 +258,7 @@ def _copy(s, i):
     return STOP
 
 
-@njit
+@inner("ii")
 def _compute(s, i):
     """Take the roofline's time: the slower of arithmetic and memory, and the launch before it."""
     lane, r = lanes(s)[i], rows(s)[lanes(s)[i].pc]
@@ -283,7 +282,7 @@ def _compute(s, i):
     return GO_ON
 
 
-@njit
+@inner("iii")
 def _mark(s, i, op):
     lane, r = lanes(s)[i], rows(s)[lanes(s)[i].pc]
     if op == L.CALL:
@@ -299,7 +298,7 @@ def _mark(s, i, op):
     return GO_ON
 
 
-@njit
+@inner("iiiii")
 def _enter_template(s, i, template, group, context):
     lane, t, member = lanes(s)[i], templates(s), members(s)
     if lane.group != group:
@@ -316,7 +315,7 @@ def _enter_template(s, i, template, group, context):
     lane.pc, lane.end = t[3 * template], t[3 * template + 1]
 
 
-@njit
+@inner("ii")
 def _leave_template(s, i):
     lane = lanes(s)[i]
     lane.in_call = 0
@@ -326,7 +325,7 @@ def _leave_template(s, i):
     lane.pc += 1
 
 
-@njit
+@inner("iii")
 def _order(s, i, op):
     """Events between the streams of a rank, and its host's waits for them all."""
     lane, r = lanes(s)[i], rows(s)[lanes(s)[i].pc]
@@ -350,7 +349,7 @@ def _order(s, i, op):
     return _sync(s, i, r.a, r.b)
 
 
-@njit
+@inner("iii")
 def _record(s, i, event):
     lane = lanes(s)
     at = lane[i].time
@@ -363,7 +362,7 @@ def _record(s, i, event):
     event_waiters(s)[event] = -1
 
 
-@njit
+@inner("iiii")
 def _sync(s, i, number, parties):
     """Meet the rank's other lanes in its host's wait `number`; zero parties only follow it."""
     lane, rank = lanes(s), ranks(s)[lanes(s)[i].rank]

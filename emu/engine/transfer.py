@@ -4,13 +4,12 @@ Eager messages start when they are sent, the others when both sides are there. T
 when the last byte has left, the receiver's when it has arrived.
 """
 
-from numba import njit
-
 from emu.engine import layout as L
 from emu.engine.memory import (
     channels,
     counts,
     flows,
+    inner,
     lanes,
     messages,
     reals,
@@ -22,7 +21,7 @@ from emu.engine.noise import uniform
 from emu.engine.sharing import insert_flow, remove_flow
 
 
-@njit
+@inner("i")
 def take_message(s):
     """Take a free message; the caller has made sure that there is one."""
     msg, count = messages(s), counts(s)
@@ -41,7 +40,7 @@ def take_message(s):
     return m
 
 
-@njit
+@inner("ii")
 def free_message(s, m):
     count = counts(s)
     f = messages(s)[m]
@@ -52,7 +51,7 @@ def free_message(s, m):
     count[L.IN_FLIGHT] -= 1
 
 
-@njit
+@inner("ii")
 def make_ready(s, i):
     """Queue lane `i` to go on walking its rows in this instant."""
     lane, count = lanes(s), counts(s)
@@ -64,7 +63,7 @@ def make_ready(s, i):
     count[L.READY_TAIL] = i
 
 
-@njit
+@inner("iiifii")
 def complete(s, i, req, time, peer, tag):
     """Complete request `req` of lane `i` at `time`, which may lie ahead."""
     lane = lanes(s)[i]
@@ -82,7 +81,7 @@ def complete(s, i, req, time, peer, tag):
         reals(s)[L.HORIZON] = min(reals(s)[L.HORIZON], max(lane.time, time))
 
 
-@njit
+@inner("iif")
 def start_message(s, m, now):
     """Send the bytes of message `m` on their way."""
     f = messages(s)[m]
@@ -99,7 +98,7 @@ def start_message(s, m, now):
         insert_flow(s, m, now)
 
 
-@njit
+@inner("iif")
 def finish_message(s, m, now):
     """The last byte of message `m` has left."""
     f = messages(s)[m]
@@ -125,7 +124,7 @@ def finish_message(s, m, now):
         deliver(s, m, now)
 
 
-@njit
+@inner("iif")
 def deliver(s, m, now):
     """Complete the receive of message `m`, whose bytes have all left, and forget the message."""
     f = messages(s)[m]
@@ -134,7 +133,7 @@ def deliver(s, m, now):
     close_message(s, m)
 
 
-@njit
+@inner("ii")
 def close_message(s, m):
     """Log message `m` and free it."""
     count = counts(s)
