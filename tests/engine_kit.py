@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from emu.cluster import RouteTable
 from emu.trace import COLLECTIVE, ROW, Op, Template, Trace
 
 
@@ -64,6 +65,18 @@ class PathCluster:
     def route(self, src: int, dst: int) -> Route:
         return self.paths[src, dst]
 
+    def route_table(self, src, dst) -> RouteTable:
+        routes = [self.route(int(a), int(b)) for a, b in zip(src, dst, strict=True)]
+        names = tuple(self.transports)
+        return RouteTable(
+            np.cumsum([0, *(len(route.links) for route in routes)]),
+            np.array([link for route in routes for link in route.links], np.int32),
+            np.array([route.latency_s for route in routes]),
+            np.array([route.cap_bytes_per_s for route in routes]),
+            np.array([names.index(route.transport) for route in routes], np.int32),
+            names,
+        )
+
     def host_route(self, rank: int, direction: str) -> Route:
         return self.host[rank, direction]
 
@@ -120,8 +133,13 @@ def elapsed(seconds, label=0, stream=0):
 
 def trace(*ranks, labels=("a", "b", "c"), templates=(), groups=(), streams=("default", "comm", "third")) -> Trace:
     logs = tuple(r if isinstance(r, np.ndarray) else rows(*r) for r in ranks)
-    return Trace({"version": 1, "world_size": len(logs), "streams": streams}, tuple(labels), logs,
-                 tuple(templates), tuple(groups))
+    return Trace(
+        {"version": 1, "world_size": len(logs), "streams": streams},
+        tuple(labels),
+        logs,
+        tuple(templates),
+        tuple(groups),
+    )
 
 
 def ring_rows(p: int, n: int) -> np.ndarray:

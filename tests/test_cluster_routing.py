@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from emu.cluster import load_cluster
+from emu.cluster import RouteList, load_cluster
 
 CLUSTERS = [
     ("dgx-1:2", {}),
@@ -46,3 +46,16 @@ def test_groups_of_unlike_nodes_have_their_own_routes(tmp_path):
 def test_no_pairs_make_an_empty_table():
     table = load_cluster("dgx-1").route_table([], [])
     assert len(table.links) == 0 and table.first.tolist() == [0]
+
+
+def test_a_list_of_routes_makes_those_of_a_table_when_asked():
+    cluster = load_cluster("dgx-a100:2")
+    routes = RouteList([None])
+    routes.append(cluster.route(0, 1))
+    routes.extend(cluster.route_table([0, 3], [8, 12]))
+    before = routes.copy()
+    routes.append(cluster.route(1, 0))
+    assert list(routes) == [None, *(cluster.route(*pair) for pair in [(0, 1), (0, 8), (3, 12), (1, 0)])]
+    assert (len(before), len(routes), routes[-1], routes[3:4]) == (4, 5, cluster.route(1, 0), [cluster.route(3, 12)])
+    with pytest.raises(IndexError):
+        routes[5]

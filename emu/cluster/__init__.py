@@ -9,8 +9,10 @@ from emu.cluster.cluster import Cluster
 from emu.cluster.faults import Faults
 from emu.cluster.load import link_cluster, load_cluster
 from emu.cluster.parts import ClosedForm, GpuSpec, Link, LinkChange, LinkFlap, Route, Transport
+from emu.cluster.routing import RouteList, RouteTable
 
 __all__ = [
-    "ClosedForm", "Cluster", "Faults", "GpuSpec", "Link", "LinkChange", "LinkFlap", "Route", "Transport",
+    "ClosedForm", "Cluster", "Faults", "GpuSpec", "Link", "LinkChange", "LinkFlap", "Route", "RouteList",
+    "RouteTable", "Transport",
     "link_cluster", "load_cluster",
 ]  # fmt: skip

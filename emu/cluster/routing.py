@@ -1,12 +1,14 @@
 """Routes of many pairs at once, as arrays: what the engine takes in when thousands of ranks talk to all."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from emu.cluster.fabric import Ports
+from emu.cluster.parts import Route
 
 if TYPE_CHECKING:
     from emu.cluster.cluster import Cluster
@@ -25,6 +27,58 @@ class RouteTable:
     cap_bytes_per_s: np.ndarray  # (pairs,) float64
     transport: np.ndarray  # (pairs,) int32
     transports: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.latency_s)
+
+    def route(self, i: int) -> Route:
+        """Return row i as a route."""
+        links = tuple(self.links[self.first[i] : self.first[i + 1]].tolist())
+        name = self.transports[self.transport[i]]
+        return Route(links, float(self.latency_s[i]), name, float(self.cap_bytes_per_s[i]))
+
+
+class RouteList(Sequence[Route | None]):
+    """Numbered routes; those that came in a table are made when one asks for them."""
+
+    def __init__(self, routes: Sequence[Route | None] = ()) -> None:
+        self._parts: list[list[Route | None] | RouteTable] = [list(routes)]
+        self._starts = [0]
+        self._count = len(routes)
+
+    def append(self, route: Route | None) -> None:
+        """Add one route at the end."""
+        last = self._parts[-1]
+        if isinstance(last, RouteTable):
+            last = []
+            self._parts.append(last)
+            self._starts.append(self._count)
+        last.append(route)
+        self._count += 1
+
+    def extend(self, table: RouteTable) -> None:
+        """Add a table's routes at the end."""
+        self._parts.append(table)
+        self._starts.append(self._count)
+        self._count += len(table)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, number: Any) -> Any:
+        if isinstance(number, slice):
+            return [self[i] for i in range(*number.indices(self._count))]
+        number = range(self._count)[number]
+        part = bisect_right(self._starts, number) - 1
+        held, i = self._parts[part], number - self._starts[part]
+        return held.route(i) if isinstance(held, RouteTable) else held[i]
+
+    def copy(self) -> "RouteList":
+        """Return the routes that there are now; what is added later does not show in it."""
+        other = RouteList()
+        other._parts = [part if isinstance(part, RouteTable) else list(part) for part in self._parts]
+        other._starts, other._count = list(self._starts), self._count
+        return other
 
 
 @dataclass(frozen=True)
