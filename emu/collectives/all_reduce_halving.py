@@ -23,7 +23,7 @@ def recursive_doubling_all_reduce(comm: Peers, x: Any, op: str = "sum") -> None:
     """Exchange all of x with ranks at distance 1, 2, 4, ...; both partners add in one order.
 
     Where p is no power of two, ranks in excess fold x into a neighbour first and get the sum last.
-    Cost: log₂p(α + n/B + γn) for p = 2^k, else 2α + 2n/B + γn more; log₂p messages of n bytes a rank.
+    Cost: log₂p(α + n/B + γn) for p = 2^k, else up to 2α + 3n/B + γn more; log₂p messages of n bytes a rank.
     Source: Thakur, Rabenseifner, Gropp, Optimization of collective communication operations, 2005.
     """
     plain = local_op(op)
@@ -43,7 +43,8 @@ def rabenseifner_all_reduce(comm: Peers, x: Any, op: str = "sum") -> None:
     """Reduce-scatter by halving x at doubling distances, then all-gather on the way back.
 
     Where p is no power of two, ranks in excess fold x into a neighbour first and get the sum last.
-    Cost: 2log₂p·α + 2(p-1)/p·n/B + (p-1)/p·γn for p = 2^k, else 2α + 2n/B + γn more.
+    Cost: 2log₂p·α + 2(p-1)/p·n/B + (p-1)/p·γn for p = 2^k, else up to 2α + 2.5n/B
+    + γn more.
     Source: Rabenseifner, Optimization of collective reduction operations, 2004.
     """
     plain = local_op(op)

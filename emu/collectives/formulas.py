@@ -114,7 +114,7 @@ def neighbour_time_s(reduces: bool) -> Time:
         if p % 2 == 0:
             return p / 2 * alpha + n * part(p) * (1 / bandwidth + gamma)
         pairs = p // 2
-        passed = (2 + 3 * (pairs - 1)) * n / p
+        passed = (5 + 3 * (pairs - 1)) * n / p
         return (pairs + 2) * alpha + passed * (1 / bandwidth + gamma) + (n + n / p) / bandwidth + gamma * n
 
     return time_s

@@ -1,7 +1,8 @@
 """The table of all algorithms. To add one: a function, its line here, its formula; tests, bench and CLI pick it up.
 
-`time_s` holds for idle links with full-duplex ports; it is exact where p is a power of two and chunks
-are equal, unless `estimate` says that it is a bound or an approximation. `messages` and `bytes_sent` count
+`time_s` holds for idle links with full-duplex ports and no overheads. It is exact where p is a power of two
+and chunks are equal (for many algorithms at any p), and a bound at other p, unless `estimate` says that it is
+an approximation. `messages` and `bytes_sent` count
 all ranks together, exactly. v-variants have no formulas: they depend on the counts.
 """
 
@@ -141,13 +142,13 @@ ALL_REDUCE = {
     ),
     "recursive_doubling": Algorithm(
         recursive_doubling_all_reduce,
-        f.folded(f.log_down, f.log_down, f.log_down, lambda p: 2, lambda p: 1),
+        f.folded(f.log_down, f.log_down, f.log_down, lambda p: 3, lambda p: 1),
         f.exchange_messages(1),
         f.volume(lambda p, n: ((p - f.excess(p)) * f.log_down(p) + 2 * f.excess(p)) * n),
     ),
     "rabenseifner": Algorithm(
         rabenseifner_all_reduce,
-        f.folded(lambda q: 2 * f.log_down(q), lambda q: 2 * _part(q), _part, lambda p: 2, lambda p: 1),
+        f.folded(lambda q: 2 * f.log_down(q), lambda q: 2 * _part(q), _part, lambda p: 2.5, lambda p: 1),
         f.exchange_messages(2),
         f.volume(_twice),
     ),
@@ -159,7 +160,7 @@ ALL_REDUCE = {
     ),
     "swing": Algorithm(
         swing_all_reduce,
-        f.folded(lambda q: 2 * f.log_down(q), lambda q: 2 * _part(q), _part, lambda p: 2, lambda p: 1),
+        f.folded(lambda q: 2 * f.log_down(q), lambda q: 2 * _part(q), _part, lambda p: 2.5, lambda p: 1),
         f.exchange_messages(2),
         f.volume(_twice),
     ),
@@ -240,7 +241,7 @@ REDUCE_SCATTER = {
     ),
     "recursive_halving": Algorithm(
         recursive_halving_reduce_scatter,
-        f.folded(f.log_down, _part, _part, lambda p: 1 + 3 / p, lambda p: 1 + 2 / p),
+        f.folded(f.log_down, _part, _part, lambda p: 1.5 + 3 / p, lambda p: 1 + 2 / p),
         f.exchange_messages(1),
         f.folded_scatter_bytes,
     ),
