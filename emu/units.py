@@ -132,8 +132,10 @@ def format_bytes(count: float) -> str:
     >>> format_bytes(26214400), format_bytes(25_000_000), format_bytes(12)
     ('25 MiB', '25 MB', '12 B')
     """
-    for prefix, scale in reversed(_BINARY.items()):
-        if count >= scale and count % (scale / 4) == 0:
+    fitting = [(scale, prefix) for prefix, scale in _BINARY.items() if scale <= count]
+    if fitting:
+        scale, prefix = max(fitting)
+        if count % (scale / 4) == 0:
             return f"{count / scale:g} {prefix}B"
     return _scaled(count, "B")
 

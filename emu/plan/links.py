@@ -51,21 +51,22 @@ class LoneAllReduce:
         return run_dry(main, self.ranks)[1]
 
     def closed_form_s(self, cluster: Cluster) -> float:
-        """Return its time by the algorithm's formula, on the links between ranks 0 and 1.
+        """Return its time by the algorithm's formula, with α and B of the way from rank 0 to rank 1.
 
-        A ring whose ranks do not divide the elements takes as long as one of p of its largest chunks.
+        A ring whose ranks do not divide the elements takes as long as one of p of its largest chunks. A server's
+        port carries p-1 flows at its own rate, even where one flow is bound to less (a TCP flow to one core).
         """
-        alpha_s, bandwidth_bytes_per_s = link_of(cluster)
-        count = -(-self.count // self.ranks) * self.ranks if self.algorithm == "ring" else self.count
+        route = cluster.route(0, 1)
+        port_bytes_per_s = min(cluster.links[link].bandwidth_bytes_per_s for link in route.links)
+        count, flows = self.count, 1
+        if self.algorithm == "ring":
+            count = -(-count // self.ranks) * self.ranks
+        else:
+            flows = self.ranks - 1
+        bandwidth_bytes_per_s = min(port_bytes_per_s, flows * route.cap_bytes_per_s)
         n = count * np.dtype(self.dtype).itemsize
-        return TABLE["all_reduce"][self.algorithm].time_s(self.ranks, n, alpha_s, bandwidth_bytes_per_s, 0.0)
-
-
-def link_of(cluster: Cluster) -> tuple[float, float]:
-    """Return α in s and B in bytes/s of the way from rank 0 to rank 1."""
-    route = cluster.route(0, 1)
-    rates = [cluster.links[link].bandwidth_bytes_per_s for link in route.links]
-    return route.latency_s, min([*rates, route.cap_bytes_per_s])
+        formula = TABLE["all_reduce"][self.algorithm].time_s
+        return formula(self.ranks, n, route.latency_s, bandwidth_bytes_per_s, 0.0)
 
 
 def compare_links(traces: Mapping[str, Trace], elements: int, dtype: str, gpu: str) -> list[dict[str, Any]]:
