@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
+
 from emu.gpu import Cost
 
 __all__ = ["Array", "Cost", "Device", "Kernel", "blocks", "launch", "rows", "stats_dtype"]
@@ -48,9 +50,14 @@ def launch(
 
 
 def _run(xp: Any, kernel: Kernel, writes: int, constants: dict[str, Any], *arrays: Array) -> None:
-    if not any(is_half(array.dtype) for array in arrays):
-        kernel(xp, *arrays, **constants)
-        return
+    with np.errstate(over="ignore", invalid="ignore"):  # as on a GPU, infinities are values
+        if not any(is_half(array.dtype) for array in arrays):
+            kernel(xp, *arrays, **constants)
+        else:
+            _run_wide(xp, kernel, writes, constants, arrays)
+
+
+def _run_wide(xp: Any, kernel: Kernel, writes: int, constants: dict[str, Any], arrays: tuple[Array, ...]) -> None:
     wide = [array.astype(xp.float32) if is_half(array.dtype) else array for array in arrays]
     kernel(xp, *wide, **constants)
     for array, result in zip(arrays[-writes:], wide[-writes:], strict=True):

@@ -23,6 +23,7 @@ from .model import Model
 from .norm import LayerNorm
 from .parameter import normal
 from .pool import AvgPool2d, Flatten, MaxPool2d
+from .split import Split, by_inputs, by_outputs
 
 MLP_WIDTHS = (64, 2048, 2048, 1280, 512, 10)
 """7.6 M parameters, 29 MiB in float32: in reverse order a bucket of a few MiB, one above 25 MiB or two below
@@ -100,12 +101,14 @@ def gpt(
     tied: bool = True,
     fused: bool = False,
     recompute: bool = False,
+    split: Split | None = None,
     dtype: str = "float32",
     math: str | None = None,
 ) -> Model:
     """Return a GPT: token and position embedding, `depth` blocks, layer norm, and a head tied to the embedding.
 
-    Takes integers of shape (batch, up to `length`), returns logits (batch, length, vocabulary).
+    Takes integers of shape (batch, up to `length`), returns logits (batch, length, vocabulary). With `split` the
+    blocks are one rank's part of them.
     Source: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019 (pre-norm, GELU,
     deviation 0.02, residual projections scaled by 1 / √(2 depth)).
     """
@@ -114,7 +117,8 @@ def gpt(
     embedding = Embedding("embedding", vocabulary, width, length, dtype=dtype)
     layers: list[Layer] = [embedding]
     for index in range(depth):
-        block = gpt_block(f"block{index}", width, heads, depth, fused=fused, dtype=dtype, math=math)
+        name = f"block{index}"
+        block = gpt_block(name, width, heads, depth, fused=fused, split=split, dtype=dtype, math=math)
         layers.append(Recompute(block) if recompute else block)
     layers.append(LayerNorm("norm", width, dtype=dtype))
     head = Linear(
@@ -137,6 +141,7 @@ def gpt_block(
     depth: int,
     *,
     fused: bool = False,
+    split: Split | None = None,
     dtype: str = "float32",
     math: str | None = None,
 ) -> Layer:
@@ -146,25 +151,30 @@ def gpt_block(
         return Linear(f"{name}.{part}", inputs, outputs, init=normal(deviation), dtype=dtype, math=math)
 
     onto_residual = 0.02 / _math.sqrt(2 * depth)
-    attention: list[Layer] = [
-        LayerNorm(f"{name}.norm1", width, dtype=dtype),
-        linear("qkv", width, 3 * width, 0.02),
-        Attention(f"{name}.attention", heads, fused=fused, math=math),
-        linear("project", width, width, onto_residual),
-    ]
-    feed_forward: list[Layer] = [
-        LayerNorm(f"{name}.norm2", width, dtype=dtype),
-        linear("up", width, 4 * width, 0.02),
-        GELU(f"{name}.gelu"),
-        linear("down", 4 * width, width, onto_residual),
-    ]
+    qkv, project = linear("qkv", width, 3 * width, 0.02), linear("project", width, width, onto_residual)
+    up, down = linear("up", width, 4 * width, 0.02), linear("down", 4 * width, width, onto_residual)
+    if split is not None:
+        if heads % split.parts:
+            raise ConfigError(f"{name}: heads must be a multiple of {split.parts} parts, got {heads}")
+        heads //= split.parts
+        part, parts = split.part, split.parts
+        qkv, project = by_outputs(qkv, part, parts, [width] * 3), by_inputs(project, part, parts)
+        up, down = by_outputs(up, part, parts), by_inputs(down, part, parts)
+    attention: list[Layer] = [qkv, Attention(f"{name}.attention", heads, fused=fused, math=math), project]
+    feed_forward: list[Layer] = [up, GELU(f"{name}.gelu"), down]
     return Sequential(
         name,
         [
-            Residual(f"{name}.add1", Sequential(f"{name}.attend", attention)),
-            Residual(f"{name}.add2", Sequential(f"{name}.feed", feed_forward)),
+            _residual(f"{name}.attend", LayerNorm(f"{name}.norm1", width, dtype=dtype), attention, split),
+            _residual(f"{name}.feed", LayerNorm(f"{name}.norm2", width, dtype=dtype), feed_forward, split),
         ],
     )
+
+
+def _residual(name: str, norm: Layer, body: list[Layer], split: Split | None) -> Layer:
+    if split is not None:
+        body = [split.enter(f"{name}.enter"), *body, split.leave(f"{name}.leave")]
+    return Residual(name, Sequential(name, [norm, *body]))
 
 
 def _check_choice(where: str, value: str, known: Iterable[str]) -> None:

@@ -61,7 +61,8 @@ class Parameter:
     """One tensor that training changes.
 
     `data` and `grad` may be rebound to views of flat buffers, to a shard, or to None while they are not
-    on the GPU. A Parameter shared by several layers is tied: its gradient is the sum over its uses.
+    on the GPU. A Parameter shared by several layers is tied: its gradient is the sum over its uses. One that is
+    a part of a larger tensor has `whole_shape`, and `cut` takes its initial values from the whole's.
     """
 
     name: str
@@ -71,6 +72,8 @@ class Parameter:
     requires_grad: bool = True
     data: Array | None = None
     grad: Array | None = None
+    whole_shape: tuple[int, ...] | None = None
+    cut: Callable[[np.ndarray], np.ndarray] | None = field(default=None, repr=False)
     _written: bool = field(default=False, repr=False)
     _uses_left: int = field(default=0, repr=False)
     _ready: Callable[[Parameter], None] | None = field(default=None, repr=False)
@@ -88,7 +91,9 @@ class Parameter:
     def initial(self, seed: int) -> np.ndarray:
         """Return the initial values: the same for a seed and name, on any rank and in any precision."""
         rng = np.random.default_rng([seed, zlib.crc32(self.name.encode())])
-        return self.init(rng, self.shape)
+        if self.cut is None:
+            return self.init(rng, self.shape)
+        return self.cut(self.init(rng, self.whole_shape or self.shape))
 
     def expect(self, uses: int, accumulate: bool, ready: Callable[[Parameter], None] | None) -> None:
         """Prepare for a backward pass that adds to the gradient `uses` times, then calls `ready`.
