@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from emu.catalog.schema import unknown
 from emu.errors import ConfigError
 from emu.units import format_bandwidth, format_time
 
@@ -13,7 +14,7 @@ DTYPE_OF = {
     "fp64": "float64", "fp32": "float32", "tf32": "tf32", "fp16": "float16", "bf16": "bfloat16",
     "fp8": "float8", "fp4": "float4", "int8": "int8",
 }  # fmt: skip
-_INTEGERS = ("int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool")
+_WITHOUT_UNIT = ("int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool", "complex128")
 _REAL_PART = {"complex64": "float32", "complex128": "float64"}  # complex arithmetic is counted in real FLOPs
 
 
@@ -173,12 +174,10 @@ class GpuSpec:
         What the GPU has no unit for runs as float32: bfloat16 or tf32 on a GPU from before them, integers.
         """
         dtype = _REAL_PART.get(dtype, dtype)
-        if dtype in self.peak_flops:
-            return self.peak_flops[dtype]
-        if dtype in DTYPE_OF.values() or dtype in _INTEGERS or dtype.startswith("float8"):
-            return (
-                self.peak_flops.get("float8", self.peak_flops["float32"])
-                if "float8" in dtype
-                else (self.peak_flops["float32"])
-            )
-        raise ConfigError(f"GPU {self.name}: unknown dtype {dtype!r}; there are {', '.join(self.peak_flops)}")
+        kind = "float8" if dtype.startswith("float8") else dtype  # float8 has several layouts, at one rate
+        if kind in self.peak_flops:
+            return self.peak_flops[kind]
+        if kind in DTYPE_OF.values() or kind in _WITHOUT_UNIT:
+            return self.peak_flops["float32"]
+        known = sorted({*DTYPE_OF.values(), *_WITHOUT_UNIT})
+        raise ConfigError(f"GPU {self.name}: {unknown('dtype', dtype, known)}")
