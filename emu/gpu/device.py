@@ -5,6 +5,7 @@ Work is enqueued on streams, as in CUDA; its time is known after `synchronize()`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -56,7 +57,8 @@ class Gpu:
     def empty(self, shape: Any, dtype: Any = "float32", purpose: str = "activations") -> Any:
         """Allocate an array, uninitialised. Raise DeviceOutOfMemory where it does not fit."""
         dtype = self._arrays.dtype(dtype)
-        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        elements = math.prod(shape) if isinstance(shape, tuple) else int(np.prod(shape, dtype=np.int64))
+        nbytes = elements * dtype.itemsize
         self.memory.take(nbytes, purpose)
         try:
             array = self._arrays.empty(shape, dtype)

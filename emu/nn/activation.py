@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from .kernel import Array, Cost, Device, Kernel, blocks, launch, rows
+from .kernel import Array, Cost, Device, Kernel, blocks, dtype_name, launch, rows
 from .parameter import Parameter
 
 GELU_FLOPS, GELU_BACKWARD_FLOPS = 10, 18
@@ -26,13 +26,13 @@ class Elementwise:
 
     def forward(self, gpu: Device, x: Array) -> tuple[Array, Array]:
         y = gpu.empty(x.shape, x.dtype, purpose="activations")
-        cost = Cost(self._flops[0] * x.size, 2 * x.nbytes, str(x.dtype))
+        cost = Cost(self._flops[0] * x.size, 2 * x.nbytes, dtype_name(x))
         launch(gpu, self._kernels[0], x, y, cost=cost, name=f"{self.name} forward")
         return y, y if self._keep_output else x
 
     def backward(self, gpu: Device, saved: Array, dy: Array) -> Array:
         dx = gpu.empty(dy.shape, dy.dtype, purpose="activations")
-        cost = Cost(self._flops[1] * dy.size, 3 * dy.nbytes, str(dy.dtype))
+        cost = Cost(self._flops[1] * dy.size, 3 * dy.nbytes, dtype_name(dy))
         launch(gpu, self._kernels[1], saved, dy, dx, cost=cost, name=f"{self.name} backward")
         return dx
 
@@ -64,13 +64,13 @@ class SwiGLU:
 
     def forward(self, gpu: Device, x: Array) -> tuple[Array, Array]:
         y = gpu.empty((*x.shape[:-1], x.shape[-1] // 2), x.dtype, purpose="activations")
-        cost = Cost(6 * y.size, x.nbytes + y.nbytes, str(x.dtype))
+        cost = Cost(6 * y.size, x.nbytes + y.nbytes, dtype_name(x))
         launch(gpu, _swiglu, x, y, cost=cost, name=f"{self.name} forward")
         return y, x
 
     def backward(self, gpu: Device, saved: Array, dy: Array) -> Array:
         dx = gpu.empty(saved.shape, dy.dtype, purpose="activations")
-        cost = Cost(14 * dy.size, 2 * saved.nbytes + dy.nbytes, str(dy.dtype))
+        cost = Cost(14 * dy.size, 2 * saved.nbytes + dy.nbytes, dtype_name(dy))
         launch(gpu, _swiglu_backward, saved, dy, dx, cost=cost, name=f"{self.name} backward")
         return dx
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from emu.errors import ConfigError
 
-from .kernel import Array, Cost, Device, launch, stats_dtype
+from .kernel import Array, Cost, Device, dtype_name, launch, stats_dtype
 from .parameter import Parameter
 
 SOFTMAX_FLOPS, SOFTMAX_BACKWARD_FLOPS = 6, 5  # an element; with the scale
@@ -72,7 +72,7 @@ class Attention:
         weights = gpu.empty((batch, heads, length, length), x.dtype, purpose="activations")
         product = self._product_cost(x, weights)
         launch(gpu, _scores, x, weights, shape=self._shape, cost=product, name=name)
-        softmax = Cost(SOFTMAX_FLOPS * weights.size, 2 * weights.nbytes, str(x.dtype))
+        softmax = Cost(SOFTMAX_FLOPS * weights.size, 2 * weights.nbytes, dtype_name(x))
         causal, scale = self._shape.causal, 1 / math.sqrt(width)
         launch(gpu, _softmax, weights, causal=causal, scale=scale, cost=softmax, name=name)
         launch(gpu, _mix, x, weights, y, shape=self._shape, cost=product, name=name)
@@ -91,7 +91,7 @@ class Attention:
         scores = gpu.empty(kept.shape, kept.dtype, purpose="activations")
         launch(gpu, _weights_gradient, x, dy, scores, shape=self._shape, cost=product, name=name)
         launch(gpu, _value_gradient, kept, dy, dx, shape=self._shape, cost=product, name=name)
-        softmax = Cost(SOFTMAX_BACKWARD_FLOPS * kept.size, 3 * kept.nbytes, str(x.dtype))
+        softmax = Cost(SOFTMAX_BACKWARD_FLOPS * kept.size, 3 * kept.nbytes, dtype_name(x))
         scale = 1 / math.sqrt(self._width(x)[2])
         launch(gpu, _softmax_backward, kept, scores, scale=scale, cost=softmax, name=name)
         launch(gpu, _query_gradient, x, scores, dx, shape=self._shape, cost=product, name=name)
@@ -107,7 +107,7 @@ class Attention:
         return x.shape[0], x.shape[1], x.shape[2] // parts
 
     def _math(self, x: Array) -> str:
-        return self.math or str(x.dtype)
+        return self.math or dtype_name(x)
 
     def _product_cost(self, x: Array, weights: Array) -> Cost:
         """One of the products of all heads: (t × t) by (t × d), each operand touched once."""

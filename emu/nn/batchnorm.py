@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .kernel import Array, Cost, Device, launch, stats_dtype
+from .kernel import Array, Cost, Device, dtype_name, launch, stats_dtype
 from .parameter import Parameter, add_gradient, ones, zeros
 
 FORWARD_FLOPS, BACKWARD_FLOPS, SCALE_FLOPS = 10, 10, 4
@@ -33,14 +33,14 @@ class BatchNorm2d:
         y = gpu.empty(x.shape, x.dtype, purpose="activations")
         stats = gpu.empty((2, x.shape[1]), stats_dtype(x), purpose="activations")
         moved = 3 * x.nbytes + stats.nbytes + self.scale.nbytes + self.shift.nbytes
-        cost = Cost(FORWARD_FLOPS * x.size, moved, str(x.dtype))
+        cost = Cost(FORWARD_FLOPS * x.size, moved, dtype_name(x))
         arrays = x, self.scale.data, self.shift.data, y, stats
         launch(gpu, _forward, *arrays, writes=2, epsilon=self.epsilon, cost=cost, name=f"{self.name} forward")
         return y, (x, stats)
 
     def backward(self, gpu: Device, saved: Any, dy: Array) -> Array:
         x, stats = saved
-        name, dtype = f"{self.name} backward", str(dy.dtype)
+        name, dtype = f"{self.name} backward", dtype_name(dy)
         reads = x.nbytes + dy.nbytes + stats.nbytes + self.scale.nbytes
         cost = Cost(SCALE_FLOPS * dy.size, reads, dtype)
         add_gradient(gpu, self.scale, _scale_gradient, x, stats, dy, cost=cost, name=name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .kernel import Array, Cost, Device, launch
+from .kernel import Array, Cost, Device, dtype_name, launch
 from .layer import Layer
 from .parameter import Parameter
 
@@ -81,7 +81,7 @@ class Recompute:
 def add(gpu: Device, a: Array, b: Array, name: str) -> Array:
     """Return a + b in a new array: one FLOP an element, two reads and a write."""
     out = gpu.empty(a.shape, a.dtype, purpose="activations")
-    launch(gpu, _add, a, b, out, cost=Cost(a.size, 3 * a.nbytes, str(a.dtype)), name=name)
+    launch(gpu, _add, a, b, out, cost=Cost(a.size, 3 * a.nbytes, dtype_name(a)), name=name)
     return out
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from emu.errors import ConfigError
 
-from .kernel import Array, Cost, Device, launch
+from .kernel import Array, Cost, Device, dtype_name, launch
 from .parameter import Parameter, add_gradient, he_uniform, zeros
 
 
@@ -71,7 +71,7 @@ class Conv2d:
         window = self.kernel, self.stride, self.padding
         add_gradient(gpu, self.weight, _weight_gradient, x, dy, window=window, cost=cost, name=name)
         if self.bias is not None:
-            bias_cost = Cost(dy.size, dy.nbytes + self.bias.nbytes, str(dy.dtype))
+            bias_cost = Cost(dy.size, dy.nbytes + self.bias.nbytes, dtype_name(dy))
             add_gradient(gpu, self.bias, _bias_gradient, dy, cost=bias_cost, name=name)
         if not self.input_gradient:
             return None
@@ -81,7 +81,7 @@ class Conv2d:
 
     def _cost(self, x: Array, y: Array) -> Cost:
         flops = 2 * y.size * self.inputs * self.kernel**2
-        return Cost(flops, x.nbytes + y.nbytes + self.weight.size * x.dtype.itemsize, self.math or str(x.dtype))
+        return Cost(flops, x.nbytes + y.nbytes + self.weight.size * x.dtype.itemsize, self.math or dtype_name(x))
 
 
 _Window = tuple[int, int, int]

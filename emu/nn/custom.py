@@ -6,7 +6,7 @@ from typing import Any
 
 from emu.errors import ConfigError
 
-from .kernel import Array, Cost, Device, launch
+from .kernel import Array, Cost, Device, dtype_name, launch
 from .parameter import Parameter, add_gradient
 
 
@@ -56,7 +56,7 @@ class Custom:
 
     def _cost(self, x: Array, y: Array, flops: int) -> Cost:
         weight = self.weight.nbytes if self.weight else 0
-        return Cost(x.shape[0] * flops, x.nbytes + y.nbytes + weight, self.math or str(y.dtype))
+        return Cost(x.shape[0] * flops, x.nbytes + y.nbytes + weight, self.math or dtype_name(y))
 
 
 def _refuse(xp: Any, *arrays: Array) -> None:

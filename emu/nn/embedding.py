@@ -10,7 +10,7 @@ from typing import Any
 
 from emu.errors import ConfigError
 
-from .kernel import Array, Cost, Device, launch, rows
+from .kernel import Array, Cost, Device, dtype_name, launch, rows
 from .parameter import Parameter, add_gradient, normal
 
 
@@ -58,13 +58,13 @@ class Embedding:
         added = [(self.position, x.shape[-1]), (self.segment, 1)]
         tables: list[tuple[Array, int]] = [(table.data, length) for table, length in added if table is not None]
         read = x.nbytes + y.nbytes + sum(length * self.width * y.dtype.itemsize for _, length in tables)
-        cost = Cost(len(tables) * y.size, read + y.nbytes, str(y.dtype))
+        cost = Cost(len(tables) * y.size, read + y.nbytes, dtype_name(y))
         arrays = x, self.token.data, *(table[:length] for table, length in tables), y
         launch(gpu, _forward, *arrays, cost=cost, name=f"{self.name} forward")
         return y, x
 
     def backward(self, gpu: Device, saved: Array, dy: Array) -> None:
-        x, dtype, name = saved, str(dy.dtype), f"{self.name} backward"
+        x, dtype, name = saved, dtype_name(dy), f"{self.name} backward"
         # The table is cleared once; each row of dy is read, and read-added-written where it belongs.
         cost = Cost(dy.size, self.token.nbytes + 3 * dy.nbytes + x.nbytes, dtype)
         add_gradient(gpu, self.token, _token_gradient, x, dy, cost=cost, name=name)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any, Protocol
 
 import numpy as np
 
 from emu.gpu import Cost
 
-__all__ = ["Array", "Cost", "Device", "Kernel", "blocks", "launch", "rows", "stats_dtype"]
+__all__ = ["Array", "Cost", "Device", "Kernel", "blocks", "dtype_name", "launch", "rows", "stats_dtype"]
 
 Array = Any
 """An array of the device's module, or a dry array: shape, dtype, size, nbytes, `reshape`, slices as views."""
@@ -67,7 +67,7 @@ def _run_wide(xp: Any, kernel: Kernel, writes: int, constants: dict[str, Any], a
 
 def is_half(dtype: Any) -> bool:
     """Say whether `dtype` is float16 or bfloat16."""
-    return dtype.itemsize == 2 and str(dtype) in ("float16", "bfloat16")
+    return dtype.itemsize == 2 and _name(dtype) in ("float16", "bfloat16")
 
 
 def blocks(xp: Any, length: int, width: int = 1) -> Iterator[slice]:
@@ -80,9 +80,19 @@ def blocks(xp: Any, length: int, width: int = 1) -> Iterator[slice]:
         yield slice(start, min(length, start + step))
 
 
+def dtype_name(x: Array) -> str:
+    """Name the dtype of `x`. (numpy takes microseconds for it, which a dry run would feel.)"""
+    return _name(x.dtype)
+
+
+@cache
+def _name(dtype: Any) -> str:
+    return str(dtype)
+
+
 def stats_dtype(x: Array) -> str:
     """Name the dtype that a layer keeps its statistics of `x` in: float32, or float64 where x is."""
-    return "float64" if str(x.dtype) == "float64" else "float32"
+    return "float64" if dtype_name(x) == "float64" else "float32"
 
 
 def rows(array: Array) -> Array:

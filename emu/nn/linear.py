@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from .kernel import Array, Cost, Device, launch, rows
+from .kernel import Array, Cost, Device, dtype_name, launch, rows
 from .parameter import Initialiser, Parameter, add_gradient, he_uniform, zeros
 
 
@@ -55,7 +55,7 @@ class Linear:
         name = f"{self.name} backward"
         add_gradient(gpu, self.weight, _weight_gradient, x, dy, cost=cost, name=name)
         if self.bias is not None:
-            bias_cost = Cost(dy.size, dy.nbytes + self.bias.nbytes, str(dy.dtype))
+            bias_cost = Cost(dy.size, dy.nbytes + self.bias.nbytes, dtype_name(dy))
             add_gradient(gpu, self.bias, sum_rows, dy, cost=bias_cost, name=name)
         if not self.input_gradient:
             return None
@@ -68,7 +68,7 @@ class Linear:
         flops = 2 * m * self.inputs * self.outputs + (m * self.outputs if bias else 0)
         elements = m * self.inputs + self.inputs * self.outputs + m * self.outputs
         elements += self.outputs if bias else 0
-        return Cost(flops, elements * x.dtype.itemsize, self.math or str(x.dtype))
+        return Cost(flops, elements * x.dtype.itemsize, self.math or dtype_name(x))
 
 
 def _forward(xp: Any, x: Array, weight: Array, *rest: Array) -> None:

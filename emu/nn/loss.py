@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .kernel import Array, Cost, Device, launch, rows
+from .kernel import Array, Cost, Device, dtype_name, launch, rows
 
 FORWARD_FLOPS, BACKWARD_FLOPS = 6, 2
 
@@ -31,7 +31,7 @@ class SoftmaxCrossEntropy:
         total = total or max(1, count)
         stats = gpu.empty((2,), "float64", purpose="activations")
         weights = gpu.empty(logits.shape, logits.dtype, purpose="activations")
-        cost = Cost(FORWARD_FLOPS * logits.size, 2 * logits.nbytes + targets.nbytes, str(logits.dtype))
+        cost = Cost(FORWARD_FLOPS * logits.size, 2 * logits.nbytes + targets.nbytes, dtype_name(logits))
         arrays = logits, targets, weights, stats
         launch(gpu, _forward, *arrays, writes=2, total=total, cost=cost, name=f"{self.name} forward")
         return stats, (weights, targets, total)
@@ -39,7 +39,7 @@ class SoftmaxCrossEntropy:
     def backward(self, gpu: Device, saved: Any, scale: float = 1.0) -> Array:
         """Return `scale` times the gradient of the logits, in place of what forward kept."""
         weights, targets, total = saved
-        cost = Cost(BACKWARD_FLOPS * weights.size, 2 * weights.nbytes + targets.nbytes, str(weights.dtype))
+        cost = Cost(BACKWARD_FLOPS * weights.size, 2 * weights.nbytes + targets.nbytes, dtype_name(weights))
         name = f"{self.name} backward"
         launch(gpu, _backward, targets, weights, factor=scale / total, cost=cost, name=name)
         return weights

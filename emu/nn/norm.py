@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .kernel import Array, Cost, Device, blocks, launch, rows, stats_dtype
+from .kernel import Array, Cost, Device, blocks, dtype_name, launch, rows, stats_dtype
 from .linear import sum_rows
 from .parameter import Parameter, add_gradient, ones, zeros
 
@@ -31,14 +31,14 @@ class LayerNorm:
     def forward(self, gpu: Device, x: Array) -> tuple[Array, Any]:
         y = gpu.empty(x.shape, x.dtype, purpose="activations")
         stats = gpu.empty((2, x.size // self.width), stats_dtype(x), purpose="activations")
-        cost = Cost(FORWARD_FLOPS * x.size, 2 * x.nbytes + stats.nbytes + 2 * self.scale.nbytes, str(x.dtype))
+        cost = Cost(FORWARD_FLOPS * x.size, 2 * x.nbytes + stats.nbytes + 2 * self.scale.nbytes, dtype_name(x))
         arrays = x, self.scale.data, self.shift.data, y, stats
         launch(gpu, _forward, *arrays, writes=2, epsilon=self.epsilon, cost=cost, name=f"{self.name} forward")
         return y, (x, stats)
 
     def backward(self, gpu: Device, saved: Any, dy: Array) -> Array:
         x, stats = saved
-        name, dtype = f"{self.name} backward", str(dy.dtype)
+        name, dtype = f"{self.name} backward", dtype_name(dy)
         reads = x.nbytes + dy.nbytes + stats.nbytes + self.scale.nbytes
         cost = Cost(SCALE_FLOPS * dy.size, reads, dtype)
         add_gradient(gpu, self.scale, _scale_gradient, x, stats, dy, cost=cost, name=name)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from emu.errors import ConfigError
 
-from .kernel import Array, Cost, Device, blocks, launch
+from .kernel import Array, Cost, Device, blocks, dtype_name, launch
 
 
 class Rule(Protocol):
@@ -173,7 +173,7 @@ def update(
     """Launch one update of one array with `kernel = rule.kernel(step, scale)`."""
     moved = gradient.nbytes + 2 * x.nbytes + sum(2 * slot.nbytes for slot in state)
     outs = [*state, x] + ([copy] if copy is not None else [])
-    cost = Cost(rule.flops * x.size, moved + (copy.nbytes if copy is not None else 0), str(x.dtype))
+    cost = Cost(rule.flops * x.size, moved + (copy.nbytes if copy is not None else 0), dtype_name(x))
     run = _flat if copy is None else _flat_with_copy
     launch(gpu, run, gradient, *outs, writes=len(outs), update=kernel, cost=cost, name="optimizer")
 
@@ -191,7 +191,7 @@ def sum_of_squares(gpu: Device, arrays: Sequence[Array]) -> Array:
     """Return a device array of one float64: Σ x² over all arrays, for clipping and to find infinities."""
     total = gpu.zeros((1,), "float64", purpose="buffers")
     for x in arrays:
-        cost = Cost(2 * x.size, x.nbytes, str(x.dtype))
+        cost = Cost(2 * x.size, x.nbytes, dtype_name(x))
         launch(gpu, _add_squares, x, total, cost=cost, name="norm")
     return total
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .conv import output_size, padded, positions
-from .kernel import Array, Cost, Device, launch
+from .kernel import Array, Cost, Device, dtype_name, launch
 from .parameter import Parameter
 
 
@@ -21,14 +21,14 @@ class MaxPool2d:
 
     def forward(self, gpu: Device, x: Array) -> tuple[Array, Any]:
         y = _pooled(gpu, self.name, x, *self.window)
-        cost = Cost(self.window[0] ** 2 * y.size, x.nbytes + y.nbytes, str(x.dtype))
+        cost = Cost(self.window[0] ** 2 * y.size, x.nbytes + y.nbytes, dtype_name(x))
         launch(gpu, _max, x, y, window=self.window, cost=cost, name=f"{self.name} forward")
         return y, (x, y)
 
     def backward(self, gpu: Device, saved: Any, dy: Array) -> Array:
         x, y = saved
         dx = gpu.empty(x.shape, x.dtype, purpose="activations")
-        cost = Cost(2 * self.window[0] ** 2 * y.size, 2 * x.nbytes + 2 * y.nbytes, str(x.dtype))
+        cost = Cost(2 * self.window[0] ** 2 * y.size, 2 * x.nbytes + 2 * y.nbytes, dtype_name(x))
         name = f"{self.name} backward"
         launch(gpu, _max_backward, x, y, dy, dx, window=self.window, cost=cost, name=name)
         return dx
@@ -47,14 +47,14 @@ class AvgPool2d:
     def forward(self, gpu: Device, x: Array) -> tuple[Array, tuple[int, ...]]:
         window = self._window(x.shape)
         y = _pooled(gpu, self.name, x, *window)
-        cost = Cost(window[0] ** 2 * y.size, x.nbytes + y.nbytes, str(x.dtype))
+        cost = Cost(window[0] ** 2 * y.size, x.nbytes + y.nbytes, dtype_name(x))
         launch(gpu, _mean, x, y, window=window, cost=cost, name=f"{self.name} forward")
         return y, x.shape
 
     def backward(self, gpu: Device, saved: tuple[int, ...], dy: Array) -> Array:
         window = self._window(saved)
         dx = gpu.empty(saved, dy.dtype, purpose="activations")
-        cost = Cost(window[0] ** 2 * dy.size, dx.nbytes + dy.nbytes, str(dy.dtype))
+        cost = Cost(window[0] ** 2 * dy.size, dx.nbytes + dy.nbytes, dtype_name(dy))
         launch(gpu, _mean_backward, dy, dx, window=window, cost=cost, name=f"{self.name} backward")
         return dx
 

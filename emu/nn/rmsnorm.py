@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .kernel import Array, Cost, Device, blocks, launch, rows, stats_dtype
+from .kernel import Array, Cost, Device, blocks, dtype_name, launch, rows, stats_dtype
 from .parameter import Parameter, add_gradient, ones
 
 FORWARD_FLOPS, BACKWARD_FLOPS, SCALE_FLOPS = 4, 7, 3
@@ -29,14 +29,14 @@ class RMSNorm:
     def forward(self, gpu: Device, x: Array) -> tuple[Array, Any]:
         y = gpu.empty(x.shape, x.dtype, purpose="activations")
         inverse = gpu.empty(x.shape[:-1], stats_dtype(x), purpose="activations")
-        cost = Cost(FORWARD_FLOPS * x.size, 2 * x.nbytes + inverse.nbytes + self.scale.nbytes, str(x.dtype))
+        cost = Cost(FORWARD_FLOPS * x.size, 2 * x.nbytes + inverse.nbytes + self.scale.nbytes, dtype_name(x))
         arrays = x, self.scale.data, y, inverse
         launch(gpu, _forward, *arrays, writes=2, epsilon=self.epsilon, cost=cost, name=f"{self.name} forward")
         return y, (x, inverse)
 
     def backward(self, gpu: Device, saved: Any, dy: Array) -> Array:
         x, inverse = saved
-        name, dtype = f"{self.name} backward", str(dy.dtype)
+        name, dtype = f"{self.name} backward", dtype_name(dy)
         reads = x.nbytes + dy.nbytes + inverse.nbytes + self.scale.nbytes
         cost = Cost(SCALE_FLOPS * dy.size, reads, dtype)
         add_gradient(gpu, self.scale, _scale_gradient, x, inverse, dy, cost=cost, name=name)

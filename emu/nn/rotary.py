@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from .kernel import Array, Cost, Device, launch
+from .kernel import Array, Cost, Device, dtype_name, launch
 from .parameter import Parameter
 
 FLOPS = 3
@@ -34,7 +34,7 @@ class Rotary:
 
     def _turn(self, gpu: Device, x: Array, direction: float, name: str) -> Array:
         y = gpu.empty(x.shape, x.dtype, purpose="activations")
-        cost = Cost(FLOPS * x.size, 2 * x.nbytes, str(x.dtype))
+        cost = Cost(FLOPS * x.size, 2 * x.nbytes, dtype_name(x))
         parts = self.heads + 2 * self.groups
         turned = self.heads + self.groups
         constants = {"parts": parts, "turned": turned, "base": self.base, "direction": direction}
