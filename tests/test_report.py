@@ -99,6 +99,19 @@ def test_perfetto_is_capped_and_says_what_was_left_out(most, left_out):
     assert any(left_out in event["name"] for event in trace["traceEvents"])
 
 
+@pytest.mark.parametrize(("most", "links"), [(12, ["nvlink"]), (24, ["nvlink", "nic"])])
+def test_perfetto_shows_the_links_that_carried_most(most, links):
+    routes = (SimpleNamespace(links=(0, 1)), SimpleNamespace(links=(0,)))
+    flows = [(0, 1, i % 2, 10, 0, RING, t, t, t + 0.5, t + 0.5) for i, t in enumerate((0.0, 1.0, 2.0))]
+    trace = perfetto(
+        timeline(RankLog(0).kernel(0, 3), RankLog(1), flows=flows, routes=routes), most_events=most
+    )
+    named = {e["tid"]: e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
+    assert {named[e["tid"]] for e in slices(trace) if e["cat"] == "link"} == set(links)
+    left = "1 of 2 links, those that carried least" if len(links) == 1 else "nothing"
+    assert trace["otherData"]["left_out"] == left
+
+
 def test_a_perfetto_file_is_written_whole_or_not_at_all(tmp_path):
     target = tmp_path / "timeline.json"
     write_perfetto(training(), target)

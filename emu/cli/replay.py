@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from emu.timeline import Timeline
     from emu.trace import Trace
 
+MOST_FLOWS = 4_000_000  # messages logged one by one, at 70 bytes and a few times that to sort them
+
 
 @click.command()
 @click.argument("trace", type=click.Path())
@@ -48,12 +50,25 @@ def replay(
     told = decisions(loaded, made)
     if told and not keep_decisions:
         click.echo(f"note: {told}; --keep-decisions says that this is meant", err=True)
-    timeline = time_trace(loaded, made, profile, detail="flows")
+    timeline = time_trace(loaded, made, profile, detail=_detail(loaded))
     found = _object(loaded, trace, made, timeline, profile, settings)
     found["wall_s"] = time.perf_counter() - began
     if output is not None:
         _write(timeline, found, output)
     click.echo(json.dumps(found, indent=1) if as_json else _text(found, timeline))
+
+
+def _detail(trace: Trace) -> str:
+    """Log each message for what links did over time, unless that would fill the memory."""
+    from emu.timeline.volumes import message_count
+
+    count = message_count(trace)
+    if count <= MOST_FLOWS:
+        return "flows"
+    click.echo(
+        f"note: {count} messages are too many to log each; links are shown by their totals alone", err=True
+    )
+    return "spans"
 
 
 def cluster_of(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,13 +38,8 @@ def perfetto(timeline: Timeline, most_events: int = MOST_EVENTS) -> dict:
     for_links = most_events // 4 if len(timeline.flows) else 0
     cut = _cut(timeline, most_events - for_links)
     events = list(_rank_events(timeline, cut))
-    on_links = list(_link_events(timeline, cut))
-    note = cut.note
-    if len(on_links) > for_links:
-        note = "; ".join(
-            filter(None, [note, f"{len(on_links) - for_links} of {len(on_links)} spans on links"])
-        )
-        on_links = sorted(on_links, key=lambda event: (event["ts"], event["tid"]))[:for_links]
+    on_links, note = _link_events(timeline, cut, for_links)
+    note = "; ".join(filter(None, [cut.note, note]))
     names = [*_rank_names(timeline, cut), *_link_names(timeline, on_links)]
     other = {"cluster": timeline.cluster.name, "gpus": timeline.world_size, "left_out": note or "nothing"}
     if note:
@@ -116,41 +111,62 @@ def _rank_events(timeline: Timeline, cut: _Cut) -> Iterator[dict]:
         yield event
 
 
-def _link_events(timeline: Timeline, cut: _Cut) -> Iterator[dict]:
-    """Yield stretches in which a link carried the same number of messages or more, named by what they are."""
-    flows, labels = timeline.flows, timeline.labels
+def _link_events(timeline: Timeline, cut: _Cut, most: int) -> tuple[list[dict], str]:
+    """Return the stretches of links, those that carried most first until `most` is full, and what is left out."""
+    if not len(timeline.flows):
+        return [], ""
+    carried = timeline.raw.link_bytes
+    found = link_flows(timeline.flows, timeline.raw.routes)
+    events: list[dict] = []
+    for shown, link in enumerate(sorted(found, key=lambda link: (-carried[link], link))):
+        stretches = _stretches(timeline.flows[found[link]], cut.end_s)
+        room = most - len(events)
+        if len(stretches[0]) > room and shown:
+            return events, f"{len(found) - shown} of {len(found)} links, those that carried least"
+        events += _stretch_events(timeline, link, [column[:room] for column in stretches])
+        if len(stretches[0]) > room:
+            return (
+                events,
+                f"{len(found) - 1} of {len(found)} links, and most of {timeline.cluster.links[link].name}",
+            )
+    return events, ""
+
+
+def _stretches(flows: np.ndarray, end_s: float) -> tuple[np.ndarray, ...]:
+    """Merge a link's messages, in order of start, into stretches: start, end, label, messages, bytes.
+
+    A stretch ends where the link falls idle, or where a message of another label begins.
+    """
+    flows = flows[flows["start_s"] < end_s]
+    start, end = _nanoseconds(flows["start_s"]), _nanoseconds(flows["end_s"])
+    took = end > start
+    start, end, flows = start[took], end[took], flows[took]
     if not len(flows):
-        return
-    for link, index in link_flows(flows, timeline.raw.routes).items():
-        mine = flows[index]
-        mine = mine[mine["start_s"] < cut.end_s]
-        start, end = _nanoseconds(mine["start_s"]), _nanoseconds(mine["end_s"])
-        took = end > start
-        start, end, mine = start[took], end[took], mine[took]
-        if not len(mine):
-            continue
-        # A new stretch begins where the link had fallen idle, or where the messages bear another label.
-        reach = np.maximum.accumulate(end)
-        fresh = np.append(True, (start[1:] > reach[:-1]) | (mine["label"][1:] != mine["label"][:-1]))
-        first = np.flatnonzero(fresh)
-        until = np.maximum.reduceat(end, first)
-        until = np.minimum(until, np.append(start[first[1:]], until[-1]))
-        sums = np.add.reduceat(mine["bytes"], first).tolist()
-        counts = np.diff(np.append(first, len(mine))).tolist()
-        for begin, stop, label, nbytes, count in zip(
-            start[first].tolist(), until.tolist(), mine["label"][first].tolist(), sums, counts, strict=True
-        ):
-            if stop > begin:
-                yield {
-                    "ph": "X",
-                    "pid": timeline.world_size,
-                    "tid": link,
-                    "ts": begin / 1000,
-                    "dur": (stop - begin) / 1000,
-                    "name": labels[label] if 0 <= label < len(labels) else "message",
-                    "cat": "link",
-                    "args": {"messages": count, "bytes": nbytes},
-                }
+        return (start,) * 5
+    reach = np.maximum.accumulate(end)
+    fresh = np.append(True, (start[1:] > reach[:-1]) | (flows["label"][1:] != flows["label"][:-1]))
+    first = np.flatnonzero(fresh)
+    until = np.maximum.reduceat(end, first)
+    until = np.minimum(until, np.append(start[first[1:]], until[-1]))
+    counts = np.diff(np.append(first, len(flows)))
+    columns = start[first], until, flows["label"][first], counts, np.add.reduceat(flows["bytes"], first)
+    return tuple(column[until > start[first]] for column in columns)
+
+
+def _stretch_events(timeline: Timeline, link: int, stretches: Sequence[np.ndarray]) -> Iterator[dict]:
+    labels = timeline.labels
+    columns = (column.tolist() for column in stretches)
+    for begin, stop, label, count, nbytes in zip(*columns, strict=True):
+        yield {
+            "ph": "X",
+            "pid": timeline.world_size,
+            "tid": link,
+            "ts": begin / 1000,
+            "dur": (stop - begin) / 1000,
+            "name": labels[label] if 0 <= label < len(labels) else "message",
+            "cat": "link",
+            "args": {"messages": count, "bytes": nbytes},
+        }
 
 
 def _rank_names(timeline: Timeline, cut: _Cut) -> Iterator[dict]:

@@ -27,15 +27,20 @@ class LinkUse:
 
 def link_flows(flows: np.ndarray, routes: Sequence[Any]) -> dict[int, np.ndarray]:
     """Return, for each link that carried something, the indices of its flows, in order of start."""
-    used = np.unique(flows["route"])
-    on_link: dict[int, list[int]] = {}
-    for route in used.tolist():
-        if routes[route] is not None:  # None: to oneself
-            for link in set(routes[route].links):
-                on_link.setdefault(int(link), []).append(route)
+    # Routes by number as one array of links; None (to oneself) has none.
+    on_route = [sorted(set(route.links)) if route is not None else [] for route in routes]
+    hops = np.array([len(links) for links in on_route], dtype=np.int64)
+    first = np.cumsum(hops) - hops
+    flat = np.array([link for links in on_route for link in links], dtype=np.int64)
     by_start = np.argsort(flows["start_s"], kind="stable")
-    route_of = flows["route"][by_start]
-    return {link: by_start[np.isin(route_of, on_link[link])] for link in sorted(on_link)}
+    route = flows["route"][by_start]
+    counts = hops[route]
+    flow = np.repeat(by_start, counts)
+    hop = np.arange(len(flow)) - np.repeat(np.cumsum(counts) - counts, counts)
+    link = flat[np.repeat(first[route], counts) + hop]
+    order = np.argsort(link, kind="stable")
+    used, begin = np.unique(link[order], return_index=True)
+    return dict(zip(used.tolist(), np.split(flow[order], begin[1:]), strict=True)) if len(used) else {}
 
 
 def busy_intervals(starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -33,6 +33,16 @@ def bytes_sent_per_step(trace: Trace) -> np.ndarray:
     return np.array(mean, dtype=np.int64)
 
 
+def message_count(trace: Trace) -> int:
+    """Return how many messages all ranks send."""
+    of_template = np.array([int(np.count_nonzero(t.rows["op"] == Op.SEND)) for t in trace.templates] or [0])
+    return sum(
+        int(np.count_nonzero(rows["op"] == Op.SEND))
+        + int(of_template[rows["a"][rows["op"] == Op.CALL]].sum())
+        for rows in trace.ranks
+    )
+
+
 def _sent(rows: np.ndarray) -> int:
     """Sum the bytes of a template's sends to others; its peers are relative."""
     return int(rows["n"][(rows["op"] == Op.SEND) & (rows["a"] != 0)].sum())
