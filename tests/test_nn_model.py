@@ -332,3 +332,30 @@ def test_a_parameter_knows_its_size_in_its_dtype():
     assert Parameter("p", (3, 4), dtype="bfloat16").nbytes == 24
     assert Parameter("p", (), dtype="float64").nbytes == 8
     assert Parameter("p", (0, 4)).nbytes == 0
+
+
+@pytest.mark.parametrize("build", ["mlp", "cnn", "gpt", "gpt fused"])
+def test_whole_steps_are_the_same_on_arrays_that_refuse_numpy_and_dry(build):
+    make, x, classes = {
+        "mlp": (lambda: mlp((64, 16, 10)), np.ones((4, 64), np.float32), (4,)),
+        "cnn": (lambda: cnn((2, 3), 5), np.ones((4, 1, 8, 8), np.float32), (4,)),
+        "gpt": (lambda: gpt(**SMALL), _tokens()[0], (4, 6)),
+        "gpt fused": (lambda: gpt(**SMALL, fused=True, recompute=True), _tokens()[0], (4, 6)),
+    }[build]
+    tapes, weights, peaks = [], [], []
+    for gpu in (real_gpu(), strict_gpu(), dry_gpu()):
+        model = make()
+        model.initialise(gpu, seed=0)
+        parameters = model.parameters()
+        arrays = [parameter.data for parameter in parameters]
+        optimizer = Optimizer(Adam(), gpu, arrays)
+        for _ in range(2):
+            _gradients(model, gpu, x, np.zeros(classes, np.int32), 24)
+            optimizer.step(gpu, arrays, [parameter.grad for parameter in parameters])
+        tapes.append(gpu.tape)
+        peaks.append(gpu.memory.peak)
+        weights.append([] if gpu.dry else [gpu.to_host(array) for array in arrays])
+    assert tapes[0] == tapes[1] == tapes[2]
+    assert peaks[0] == peaks[1] == peaks[2]
+    for real, strict in zip(weights[0], weights[1], strict=True):
+        np.testing.assert_array_equal(real, strict)

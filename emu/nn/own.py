@@ -126,7 +126,9 @@ def _read_toml(path: str) -> tuple[str, Size, bool, list[Row]]:
             raise ConfigError(f"{path}: {unknown('table', key, ('model', 'layers'))}")
     model, layers = document.get("model", {}), document.get("layers", [])
     if not isinstance(model, dict) or not isinstance(layers, list):
-        raise ConfigError(f"{path}: a table [model] and tables [[layers]] are expected; see the README")
+        raise ConfigError(
+            f"{path}: a table [model] and tables [[layers]] are expected, got something else; see docs/models.md"
+        )
     for key in model:
         if key not in ("name", "input", "length"):
             raise ConfigError(f"{path} [model]: {unknown('key', key, ('name', 'input', 'length', 'family'))}")
