@@ -27,3 +27,20 @@ def start_job():
     yield start
     for job in started:
         job.kill()
+
+
+def pytest_collection_modifyitems(items):
+    """Skip tests for a real GPU where cupy sees none, and say so."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked and not _cupy_sees_a_gpu():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="needs a real GPU that cupy sees"))
+
+
+def _cupy_sees_a_gpu():
+    try:
+        import cupy
+
+        return cupy.cuda.runtime.getDeviceCount() > 0
+    except Exception:
+        return False

@@ -137,7 +137,7 @@ def test_the_default_model_has_at_least_three_buckets(monkeypatch):
     [
         ({"model": "resnet"}, "model: one of mlp, cnn, gpt is expected, got 'resnet'"),
         ({"strategy": "zero9"}, "strategy: one of"),
-        ({"algorithm": "rings"}, "algorithm of all_reduce: one of naive, parameter_server"),
+        ({"algorithm": "rings"}, "one of naive, parameter_server"),
         ({"server": "none"}, "server: shared or dedicated is expected"),
         ({"dtype": "int8"}, "dtype: float32 or float64 is expected"),
         ({"batch": 3}, "batch: at least 1 example a worker (4) is expected, got 3"),
