@@ -7,30 +7,35 @@ import numpy as np
 from emu.trace import STEP, Op, Trace
 
 
-def bytes_by_row(trace: Trace, rank: int) -> np.ndarray:
-    """Return the bytes that each row of a rank sends to others; a call's are those of its template."""
+def bytes_by_row(trace: Trace, rank: int, of_template: np.ndarray) -> np.ndarray:
+    """Return the bytes that each row of a rank sends to others; a call's are `of_template`'s."""
     rows = trace.ranks[rank]
     sent = np.where((rows["op"] == Op.SEND) & (rows["a"] != rank), rows["n"], 0)
     calls = rows["op"] == Op.CALL
-    if calls.any():
-        of_template = np.array([_sent(template.rows) for template in trace.templates], dtype=np.int64)
-        sent[calls] = of_template[rows["a"][calls]]
+    sent[calls] = of_template[rows["a"][calls]]
     return sent
 
 
 def bytes_sent(trace: Trace) -> np.ndarray:
     """Return the bytes that each rank sends in the whole run."""
-    return np.array([bytes_by_row(trace, rank).sum() for rank in range(trace.world_size)], dtype=np.int64)
+    of_template = _of_templates(trace)
+    ranks = range(trace.world_size)
+    return np.array([bytes_by_row(trace, rank, of_template).sum() for rank in ranks], dtype=np.int64)
 
 
 def bytes_sent_per_step(trace: Trace) -> np.ndarray:
     """Return the bytes that each rank sends in an average step, rounded to whole bytes; all, without steps."""
-    mean = []
+    of_template, mean = _of_templates(trace), []
     for rank in range(trace.world_size):
-        sent = np.concatenate(([0], np.cumsum(bytes_by_row(trace, rank))))
+        sent = np.concatenate(([0], np.cumsum(bytes_by_row(trace, rank, of_template))))
         steps = _step_rows(trace.ranks[rank])
         mean.append(sent[-1] if not steps else round(sum(sent[b] - sent[a] for a, b in steps) / len(steps)))
     return np.array(mean, dtype=np.int64)
+
+
+def _of_templates(trace: Trace) -> np.ndarray:
+    """Return the bytes that each template sends."""
+    return np.array([_sent(template.rows) for template in trace.templates], dtype=np.int64)
 
 
 def message_count(trace: Trace) -> int:
