@@ -25,8 +25,11 @@ def _section(title):
     return PAGE.split(f"## {title}\n")[1].split("\n## ")[0]
 
 
-def test_the_program_on_the_page_prints_what_it_says():
-    program, output = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", PAGE, re.S).groups()
+PROGRAMS = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", PAGE, re.S)
+
+
+@pytest.mark.parametrize("program, output", PROGRAMS, ids=["costs", "loop"])
+def test_the_programs_on_the_page_print_what_it_says(program, output):
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(program, {})
