@@ -50,15 +50,20 @@ def hierarchical_all_reduce(
 
 
 def nodes_of(comm: Any, nodes: Sequence[int] | None) -> Sequence[int]:
-    """Return each rank's node, as given or as the communicator knows it; raise ConfigError otherwise."""
-    if nodes is None and hasattr(comm, "node_of"):
-        nodes = [comm.node_of(rank) for rank in range(comm.size)]
+    """Return each rank's node, as given or as the cluster has them; raise ConfigError otherwise."""
+    if nodes is None and getattr(comm, "cluster", None) is not None:
+        nodes = nodes_on(comm.cluster, comm.group)
     if nodes is None or len(nodes) != comm.size:
         raise ConfigError(
             f"hierarchical_all_reduce: nodes must name the node of each of {comm.size} ranks, got "
             f"{None if nodes is None else list(nodes)}; give one a rank, or run on a named cluster"
         )
     return nodes
+
+
+def nodes_on(cluster: Any, group: Sequence[int]) -> tuple[int, ...]:
+    """Return the node of each of these world ranks on a cluster."""
+    return tuple(cluster.node_of(rank) for rank in group)
 
 
 def members_of(nodes: Sequence[int]) -> list[list[int]]:

@@ -6,6 +6,7 @@ from emu.collectives.protocol import Peers
 from emu.errors import ConfigError
 
 OPS = ("sum", "prod", "max", "min", "avg")
+BITWISE = ("land", "lor", "lxor", "band", "bor", "bxor")  # MPI's others, for whole numbers
 
 
 def local_op(op: str) -> str:
@@ -13,7 +14,7 @@ def local_op(op: str) -> str:
 
     Raises ConfigError, listing what there is, for an unknown name.
     """
-    if op not in OPS:
+    if op not in OPS and op not in BITWISE:
         raise ConfigError(f"op: must be one of {', '.join(OPS)}, got {op!r}; choose one of these")
     return "sum" if op == "avg" else op
 

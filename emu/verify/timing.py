@@ -1,0 +1,64 @@
+"""How long a submission takes on a cluster, beside the best algorithm of the table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from emu.cluster import Cluster
+from emu.collectives.all_reduce_hierarchical import nodes_on
+from emu.collectives.table import TABLE
+from emu.comm import run_dry, run_local
+from emu.comm.communicator import Comm
+from emu.engine import resolve
+from emu.trace import Trace
+from emu.verify.contract import contract_of
+from emu.verify.trial import Submission
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Emulated time of a submission of n bytes on p ranks, and of the fastest known algorithm."""
+
+    p: int
+    nbytes: int
+    time_s: float
+    best: str
+    best_time_s: float
+
+
+def time_beside_best(submission: Submission, cluster: Cluster, p: int, nbytes: int, profile: str = "ideal") -> Timed:
+    """Time the submission and every algorithm of the table on the cluster; `nbytes` in all, as float32."""
+    contract = submission.contract
+    chunks = p if contract.total_size(p, 1) == p else 1
+    n = nbytes // 4 // chunks if contract.takes != "nothing" else 0
+
+    def main(comm: Comm) -> None:
+        x = np.ones(contract.input_size(p, n), "float32")
+        out = np.zeros(contract.output_size(p, n), "float32")
+        contract.call(submission.function, comm, x, out, 0, "sum", submission.options)
+
+    mine = _time_s(run_local(main, p)[1], cluster, profile)
+    names = TABLE[submission.collective]
+    known = {name: known_time_s(submission.collective, name, cluster, p, n, profile) for name in names}
+    best = min(known, key=lambda name: known[name])
+    return Timed(p, contract.total_size(p, n) * 4, mine, best, known[best])
+
+
+def known_time_s(collective: str, algorithm: str, cluster: Cluster, p: int, n: int, profile: str) -> float:
+    """Return the emulated time of an algorithm of the table, run without bytes; n elements a chunk."""
+    contract, function = contract_of(collective), TABLE[collective][algorithm].function
+    options: dict[str, Any] = {"nodes": nodes_on(cluster, range(p))} if algorithm == "hierarchical" else {}
+
+    def main(comm: Comm) -> None:
+        x = comm.empty(contract.input_size(p, n), "float32")
+        out = comm.empty(contract.output_size(p, n), "float32")
+        contract.call(function, comm, x, out, 0, "sum", options)
+
+    return _time_s(run_dry(main, p)[1], cluster, profile)
+
+
+def _time_s(trace: Trace, cluster: Cluster, profile: str) -> float:
+    return float(resolve(trace, cluster, profile=profile, detail="totals").rank_end_s.max())
