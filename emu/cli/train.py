@@ -12,14 +12,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from emu.cli.options import cluster_options, folder_for, make_cluster, ranks_options
+from emu.cli.wall_options import read_pace, wall_options
 from emu.cli.provenance import provenance
 from emu.errors import ConfigError
 from emu.units import parse_bytes
 
 if TYPE_CHECKING:
     from emu.cluster import Cluster
+    from emu.comm.mpi import MpiWorld
     from emu.parallel.training import Outcome, Plan
     from emu.trace import Trace
+    from emu.wall.lateness import Told
+    from emu.wall.run import Pace, Wall
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,7 @@ class Options:
     output: str | None
     what_if: bool
     one_rank: bool
+    pace: Pace | None = None  # of the wall clock; None: the virtual clock
 
 
 @click.command()
@@ -52,6 +57,7 @@ class Options:
 @click.option("--dtype", default="float32", show_default=True, metavar="float32|float64", help="Precision.")
 @click.option("--profile", default="ideal", show_default=True, help="Overheads of a communication library.")
 @click.option("--device", default="numpy", show_default=True, metavar="numpy|cupy", help="Where buffers really live.")
+@wall_options
 @click.option("--what-if/--no-what-if", default=True, help="Time the same run on other links.")
 @click.option("--one-rank/--no-one-rank", default=True, help="Compare with the same training on one rank.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -60,7 +66,8 @@ def train(
     ranks: int | None, hostfile: str | None, local: int | None, dry: bool,
     cluster: str | None, link: str | None, settings: tuple[str, ...],
     model: str, strategy: str, algorithm: str, server: str, bucket: str, batch: int, steps: int, seed: int, dtype: str,
-    profile: str, device: str, what_if: bool, one_rank: bool, as_json: bool, output: str | None,
+    profile: str, device: str, clock: str, dilation: str | None, compute: str | None, speedup: float | None,
+    what_if: bool, one_rank: bool, as_json: bool, output: str | None,
 ) -> None:  # fmt: skip
     """Train a model on emulated GPUs: real gradients, emulated time.
 
@@ -72,7 +79,10 @@ def train(
 
     bucket_bytes = parse_bytes(bucket, "--bucket")
     plan = Plan(model, strategy, algorithm, server, bucket_bytes, batch=batch, steps=steps, seed=seed, dtype=dtype)
-    options = Options(cluster, link, settings, profile, device, as_json, output, what_if, one_rank)
+    pace = read_pace(clock, dilation, compute, speedup)
+    options = Options(cluster, link, settings, profile, device, as_json, output, what_if, one_rank, pace)
+    if pace is not None and (dry or local is not None):
+        raise ConfigError("--clock wall: ranks that are processes are expected, got --local or --dry; use mpirun or -n")
     if ranks is not None and local is not None:
         raise ConfigError(f"ranks: one of -n and --local is expected, got -n {ranks} and --local {local}")
     if started_by_mpirun():
@@ -105,8 +115,10 @@ def _without_ranks(argv: list[str]) -> list[str]:
 
 def _check(plan: Plan, options: Options, ranks: int | None) -> Cluster:
     """Check everything that can be checked before any work; return the cluster."""
+    from emu.engine.profiles import find_profile
     from emu.parallel.training import check
 
+    find_profile(options.profile)
     cluster = make_cluster(options.cluster, options.link, options.settings, ranks)
     ranks = ranks or cluster.size
     if ranks < 2:
@@ -142,18 +154,33 @@ def _train_mpi(plan: Plan, options: Options) -> None:
     try:
         cluster = _check(plan, options, world.size)
         folder = folder_for(options.output, "train") if world.rank == 0 else Path()
-        gpu = mpi_gpu(world, cluster, options.device)
+        wall = _begin_wall(world, cluster, options)
+        gpu = wall.gpu if wall else mpi_gpu(world, cluster, options.device)
         watch(world, gpu.comm.log)
         outcome = program(gpu, plan, _Progress(plan) if world.rank == 0 else None)
+        lateness = wall.end() if wall else None
         trace = mpi_trace(world, gpu, cluster, _program(plan))
         if trace is not None:
-            _report(plan, options, cluster, folder, outcome, trace, began)
+            _report(plan, options, cluster, folder, outcome, trace, began, lateness)
         world.tell(None)
     except BaseException as error:
         end_job(world, error)
         raise
     finally:
         world.watch.stop()
+
+
+def _begin_wall(world: MpiWorld, cluster: Cluster, options: Options) -> Wall | None:
+    """Seat this rank at the wall clock's table, if that is the clock."""
+    if options.pace is None:
+        return None
+    from emu.program import end_job
+    from emu.wall.run import begin
+
+    return begin(
+        world, cluster, options.pace, device=options.device, profile=options.profile,
+        failed=lambda error: end_job(world, error),
+    )  # fmt: skip
 
 
 class _Progress:
@@ -175,7 +202,8 @@ def _program(plan: Plan) -> dict[str, Any]:
 
 
 def _report(
-    plan: Plan, options: Options, cluster: Cluster, folder: Path, outcome: Outcome, trace: Trace, began: float
+    plan: Plan, options: Options, cluster: Cluster, folder: Path, outcome: Outcome, trace: Trace, began: float,
+    lateness: Told | None = None,
 ) -> None:
     """Time the trace, compare, write the files, and print."""
     from emu.program import replay
@@ -194,23 +222,27 @@ def _report(
         "trace": str(folder / "trace.emu"),
         "wall_s": time.perf_counter() - began,
         **provenance(),
+        **({"wall_clock": lateness.json()} if lateness else {}),
     })  # fmt: skip
     write_json(found, folder / "summary.json")
-    print(json.dumps(found, indent=1) if options.as_json else "\n" + told.text(found, timeline))
+    text = told.text(found, timeline)
+    if lateness is not None:
+        text = f"{text}\n\n{lateness.text()}" if lateness.kept_up else f"{lateness.text()}\n\n{text}"
+    print(json.dumps(found, indent=1) if options.as_json else f"\n{text}")
 
 
 def _cluster_told(cluster: Cluster, options: Options) -> dict[str, Any]:
-    from emu.plan.links import link_of
     from emu.units import format_bandwidth, format_time
 
-    alpha_s, bandwidth = link_of(cluster)
+    link = cluster.closed_form(0, 1)
+    rate, delay = format_bandwidth(link.bandwidth_bytes_per_s), format_time(link.alpha_s)
     return {
         "name": cluster.name,
         "gpu": cluster.gpu(0).name,
         "gpus": cluster.size,
         "sha256": cluster.sha256,
         "profile": options.profile,
-        "link": f"{cluster.route(0, 1).transport}, {format_bandwidth(bandwidth)} and {format_time(alpha_s)} one way",
+        "link": f"{cluster.route(0, 1).transport}, {rate} and {delay} one way",
         "settings": list(options.settings),
     }
 

@@ -124,7 +124,7 @@ class _Connection:
         self.buffer += data
         for said in F.take_said(self.buffer):
             if said.kind == F.CLOCK_ASK:
-                self.tell(F.told(F.CLOCK, now(), 0.0, said.number))
+                self.tell(F.told(F.CLOCK, now(), number=said.number))
             elif self.lane is None:
                 if said.kind != F.HELLO or said.payload != server.task.word:
                     server.close(self)

@@ -17,7 +17,6 @@ from emu.comm.recording import Log
 from emu.gpu.arrays import Arrays
 from emu.gpu.device import Cost, Event, Gpu
 from emu.gpu.memory import Memory
-from emu.trace import ANY
 from emu.wall.log import WallLog
 from emu.wall.pace import now
 from emu.wall.seat import Seat
@@ -40,17 +39,16 @@ class WallComm(Comm):
         """Return this communicator as another stream sees it."""
         twin = copy.copy(self)
         twin.wire, twin.log, twin.gpu = self.wire.on(seat), log, None
+        twin.turns = {self.context: (-1, self.group, None)}  # streams do not keep one order among themselves
         return twin
 
-    def isend(self, x: Any, to: int, tag: int = 0) -> Any:
-        """Start to send x to rank `to`; x must not change before the request is waited for."""
+    def _isend(self, x: Any, to: int, tag: int) -> Any:
         stream = self._stream()
-        return super().isend(x, to, tag) if stream is None else _Later(stream, self, Comm.isend, (x, to, tag))
+        return super()._isend(x, to, tag) if stream is None else _Later(stream, self, Comm._isend, (x, to, tag))
 
-    def irecv(self, x: Any, source: int = ANY, tag: int = ANY) -> Any:
-        """Start to receive into x from rank `source`; the message must have x's size."""
+    def _irecv(self, x: Any, source: int, tag: int) -> Any:
         stream = self._stream()
-        return super().irecv(x, source, tag) if stream is None else _Later(stream, self, Comm.irecv, (x, source, tag))
+        return super()._irecv(x, source, tag) if stream is None else _Later(stream, self, Comm._irecv, (x, source, tag))
 
     def waitall(self, requests: Sequence[Any]) -> None:
         """Return when all requests are done; on another stream, let that stream wait."""
@@ -91,7 +89,8 @@ class WallComm(Comm):
         if made is None:
             return None
         mine = WallComm(made.wire, self.log, made.group, made.context)  # type: ignore[arg-type]
-        mine._contexts, mine.checks, mine.templates, mine.gpu = made._contexts, made.checks, made.templates, self.gpu
+        mine.__dict__ |= {name: value for name, value in made.__dict__.items() if name not in ("wire", "log")}
+        mine.gpu = self.gpu
         return mine
 
     def _stream(self) -> Stream | None:

@@ -14,16 +14,18 @@ HELLO, ENTER, ROWS, ASK, RECORD, AWAIT, JOB, START, DONE, EXCHANGE, BYE, FAILED,
 ANSWER, ERROR, CLOCK = range(3)
 
 SAID = struct.Struct("<BBHIdq")  # kind, stream, -, payload bytes, stamp, number
-TOLD = struct.Struct("<BBHIddq")  # kind, -, -, payload bytes, time_s, origin_s, number
+TOLD = struct.Struct("<BBHIdddq")  # kind, -, -, payload bytes, time_s, origin_s, stood_still_s, number
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """One thing the referee tells a stream: its time, and the host's time of emulated time 0 from now on."""
+    """One thing the referee tells a stream: its time, the host's time of emulated time 0 from now on, and by how much
+    that has moved so far."""
 
     kind: int
     time_s: float
     origin_s: float
+    stood_still_s: float
     number: int
     payload: bytes
 
@@ -44,9 +46,12 @@ def said(kind: int, stream: int = 0, stamp: float = 0.0, number: int = 0, payloa
     return SAID.pack(kind, stream, 0, len(payload), stamp, number) + payload
 
 
-def told(kind: int, time_s: float, origin_s: float, number: int = 0, payload: bytes = b"") -> bytes:
+def told(
+    kind: int, time_s: float = 0.0, origin_s: float = 0.0, stood_still_s: float = 0.0, number: int = 0,
+    payload: bytes = b"",
+) -> bytes:  # fmt: skip
     """Return one frame of the referee."""
-    return TOLD.pack(kind, 0, 0, len(payload), time_s, origin_s, number) + payload
+    return TOLD.pack(kind, 0, 0, len(payload), time_s, origin_s, stood_still_s, number) + payload
 
 
 def take_said(buffer: bytearray) -> list[Said]:
@@ -60,8 +65,8 @@ def take_said(buffer: bytearray) -> list[Said]:
 def take_told(buffer: bytearray) -> list[Told]:
     """Take all whole frames of the referee off the front of `buffer`."""
     return [
-        Told(kind, time_s, origin_s, number, payload)
-        for (kind, _, _, _, time_s, origin_s, number), payload in _take(buffer, TOLD)
+        Told(kind, time_s, origin_s, stood_still_s, number, payload)
+        for (kind, _, _, _, time_s, origin_s, stood_still_s, number), payload in _take(buffer, TOLD)
     ]
 
 

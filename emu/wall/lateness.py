@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+STILL = 0.05  # part of a run that emulated time may stand still before the run counts as one that did not keep up
 ENOUGH = 0.01  # a message is late when it is late by more than this part of its own time
 
 
@@ -27,8 +28,9 @@ class Lateness:
 class Told:
     """What a run tells of its lateness. `*_wall_s` are seconds of the host's clock.
 
-    Lateness is relative to a message's own time. `enough` is the dilation at which at most one message in a hundred
-    would have been late, had the host been as slow as it was.
+    Lateness is relative to a message's own time. `stood_still_wall_s` is how long all waited for a rank whose host
+    had more to do than the emulated GPU. `enough` is the dilation at which, with the same host, one message in a
+    hundred would have been late, and that work would have had its time.
     """
 
     dilation: float
@@ -45,8 +47,8 @@ class Told:
 
     @property
     def kept_up(self) -> bool:
-        """Whether at most one message in a hundred was late."""
-        return self.late <= ENOUGH * self.messages
+        """Whether at most one message in a hundred was late, and emulated time hardly ever stood still."""
+        return self.late <= ENOUGH * self.messages and self.stood_still_wall_s <= STILL * self.run_wall_s
 
     def json(self) -> dict[str, Any]:
         """Return all of it as plain values."""
@@ -80,6 +82,7 @@ def summarise(
     own_s, late_s = pairs.T
     part = late_s / (dilation * own_s)
     needed = late_s / (ENOUGH * own_s)
+    behind = dilation * run_s / max(run_s - stood_still_s, 1e-9)
     return Told(
         dilation=dilation,
         messages=len(pairs),
@@ -91,7 +94,7 @@ def summarise(
         worst_wall_s=float(late_s.max()),
         stood_still_wall_s=stood_still_s,
         run_wall_s=run_s,
-        enough=max(1.0, _round_up(float(np.quantile(needed, 0.99, method="higher")))),
+        enough=_round_up(max(1.0, float(np.quantile(needed, 0.99)), behind if stood_still_s else 1.0)),
     )
 
 

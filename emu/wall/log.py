@@ -47,14 +47,16 @@ def _plain_tables(fields: dict[str, Any]) -> Tables:
 class WallLog(Log):
     """One stream's log. The host's is the rank's whole log: other streams write into gaps that it leaves for them."""
 
-    __slots__ = ("seat", "free_sums", "parts")
+    __slots__ = ("seat", "free_sums", "gaps", "given", "pieces")
 
     def __init__(self, rank: int, tables: Tables, seat: Seat, free_sums: bool) -> None:
         super().__init__(rank, tables)
         self.seat = seat
         self.stream = seat.stream
         self.free_sums = free_sums  # the sums of collectives take no emulated time
-        self.parts: list[bytearray] = []
+        self.gaps: list[tuple[int, WallLog, int]] = []  # where another stream's piece goes: my byte, its log, which
+        self.given = 0  # pieces of work that this stream was given
+        self.pieces: list[int] = []  # where each piece of work on this stream began in its log
 
     def compute(self, dtype_code: int, label: int, nbytes: int, flops: float) -> None:
         """Record a kernel; the next operation of this stream waits until it is done."""
@@ -96,17 +98,21 @@ class WallLog(Log):
         seat.ask()
         seat.settle()
 
-    def gap(self) -> bytearray:
-        """Leave a gap for what another stream records; return where it writes."""
-        filled = bytearray()
-        self.parts += [self.data, filled]
-        self.data = bytearray()
-        return filled
+    def gap(self, other: WallLog) -> None:
+        """Leave a gap for the next piece of work that another stream is given."""
+        self.gaps.append((len(self.data), other, other.given))
+        other.given += 1
 
     def close_gaps(self) -> None:
-        """Join the log into one piece; all other streams must be done."""
-        self.data = bytearray().join([*self.parts, self.data])
-        self.parts = []
+        """Fill the gaps with what the other streams recorded; they must be done."""
+        whole, done = bytearray(), 0
+        for at, log, number in self.gaps:
+            whole += self.data[done:at]
+            done = at
+            ends = [*log.pieces[1:], len(log.data)]
+            whole += log.data[log.pieces[number] : ends[number]]
+        self.data = whole + self.data[done:]
+        self.gaps = []
 
     def _take_time(self, row: bytes) -> None:
         seat = self.seat

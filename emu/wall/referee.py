@@ -68,7 +68,6 @@ class Referee:
         self.waiting: dict[tuple[int, int], list[Lane]] = {}
         self.meetings: dict[Any, Meeting] = {}
         self.calls: dict[Any, dict[int, Call]] = {}
-        self.begun: set[int] = set()
         self.ended: set[int] = set()
         self.failure: EmuError | None = None
         self._hosts = 0
@@ -191,7 +190,7 @@ class Referee:
         working = [lane for lane in self.lanes.values() if lane.jobs > 0 and not lane.parked]
         moved = False
         while True:
-            bound_s = min((self._time_s(l) for l in working if self._idle(l)), default=float("inf"))
+            bound_s = min((self._time_s(lane) for lane in working if self._idle(lane)), default=float("inf"))
             before = self.model.now_s
             self.model.advance(bound_s, [lane.number for lane in working if lane.number >= 0])
             answered = [lane for lane in working if lane.asked is not None and self._idle(lane)]
@@ -222,12 +221,11 @@ class Referee:
         """Move the origin if the program came to an operation later than its emulated time."""
         if not self.model.steady(lane.number):
             return
-        began = stamp - self.dilation * self._time_s(lane)
-        if self.origin_s is None or lane.rank not in self.begun:
-            self.begun.add(lane.rank)
-            self.origin_s = max(began, self.origin_s or began)
-        elif began > self.origin_s:
-            self.stood_still_s += began - self.origin_s
+        time_s = self._time_s(lane)
+        began = stamp - self.dilation * time_s
+        if self.origin_s is None or began > self.origin_s:
+            if self.origin_s is not None and (time_s > 0 or self.model.now_s > 0):  # before, time has not begun
+                self.stood_still_s += began - self.origin_s
             self.origin_s = began
 
     def _answer(self, lane: Lane) -> None:
@@ -237,7 +235,10 @@ class Referee:
         payload = b""
         if asked.payload:
             payload = pickle.dumps(self.model.peers(lane.number, pickle.loads(asked.payload)))
-        lane.tell(F.told(F.ANSWER, self._time_s(lane), self.origin_s or 0.0, asked.number, payload))
+        lane.tell(self._told(self._time_s(lane), asked.number, payload))
+
+    def _told(self, time_s: float, number: int, payload: bytes) -> bytes:
+        return F.told(F.ANSWER, time_s, self.origin_s or 0.0, self.stood_still_s, number, payload)
 
     # Values and agreement
 
@@ -255,7 +256,7 @@ class Referee:
             each.parked = ""
             self._hold(each, time_s)
             if each.tell is not None:
-                each.tell(F.told(F.ANSWER, time_s, self.origin_s or 0.0, number, payload))
+                each.tell(self._told(time_s, number, payload))
 
     def _enter(self, lane: Lane, said: F.Said) -> bool:
         """Note when the program came here. Compare a collective call with the others'; nobody waits for that."""
@@ -298,4 +299,4 @@ class Referee:
 
     def _tell_failure(self, lane: Lane) -> None:
         if lane.tell is not None and self.failure is not None:
-            lane.tell(F.told(F.ERROR, 0.0, 0.0, 0, pickle.dumps(self.failure)))
+            lane.tell(F.told(F.ERROR, payload=pickle.dumps(self.failure)))

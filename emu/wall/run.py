@@ -20,7 +20,7 @@ from emu.wall import agent
 from emu.wall.device import COMPUTE, WallComm, WallGpu
 from emu.wall.lateness import Lateness, Told, summarise
 from emu.wall.log import SharedTables, WallLog
-from emu.wall.pace import now, sharpen
+from emu.wall.pace import sharpen
 from emu.wall.seat import Seat
 from emu.wall.streams import Streams
 from emu.wall.wire import WallWire
@@ -57,8 +57,6 @@ class Wall:
     pace: Pace
     seat: Seat
     lateness: Lateness
-    began: float
-    origin_s: float  # as it was when all had begun
     process: Any = None  # the referee's, on the rank that started it
 
     def end(self) -> Told:
@@ -67,9 +65,9 @@ class Wall:
         assert streams is not None
         self.seat.settle()
         streams.join(gpu)
-        took = now() - self.began
         found = gpu.comm.wire.exchange(self.lateness.found)
-        stood_still_s = self.seat.origin_s - self.origin_s
+        stood_still_s = self.seat.stood_still_s
+        took = stood_still_s + self.pace.dilation * self.seat.time_s
         streams.end()
         gpu.log.close_gaps()
         self.seat.leave()
@@ -114,7 +112,7 @@ def begin(
     wire.exchange(None)  # the referee is there and everyone is seated
     wire.enter()
     wire.exchange(None)
-    return Wall(gpu, pace, seat, lateness, now(), seat.origin_s, process)
+    return Wall(gpu, pace, seat, lateness, process)
 
 
 def _raise(error: BaseException) -> None:

@@ -35,6 +35,7 @@ class Seat:
         self.ahead_s = ahead_s  # by how much the referee's clock is ahead of this host's
         self.time_s = 0.0
         self.origin_s = 0.0
+        self.stood_still_s = 0.0  # how long emulated time has stood still so far
         self.owed = False  # an answer that nobody has waited for yet
         self.posted = 0  # requests made
         self._out: list[bytes] = []
@@ -86,7 +87,7 @@ class Seat:
         watch.waiting = None
         told = self._told.pop(0)
         self.owed = False
-        self.time_s, self.origin_s = told.time_s, told.origin_s
+        self.time_s, self.origin_s, self.stood_still_s = told.time_s, told.origin_s, told.stood_still_s
         return told
 
     def moment(self, time_s: float) -> float:

@@ -11,6 +11,7 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from emu.wall import frames as F
@@ -24,10 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Job:
-    """A piece of work, where it writes its part of the log, and what time it was when it was given."""
+    """A piece of work, and what time it was when it was given."""
 
     work: Callable[[], Any]
-    log: bytearray
     time_s: float
     origin_s: float
 
@@ -52,7 +52,8 @@ class Stream:
         host.seat.settle()
         host.seat.say(F.JOB, number=self.number)
         host.seat.flush()
-        self._jobs.put(_Job(job, host.gap(), host.seat.time_s, host.seat.origin_s))
+        host.gap(self.log)
+        self._jobs.put(_Job(job, host.seat.time_s, host.seat.origin_s))
 
     def comm(self, comm: WallComm) -> WallComm:
         """Return a communicator as this stream sees it."""
@@ -71,7 +72,7 @@ class Stream:
         sharpen()
         try:
             while (job := self._jobs.get()) is not None:
-                self.log.data = job.log
+                self.log.pieces.append(len(self.log.data))
                 self.seat.take_over(job.time_s, job.origin_s)
                 self.seat.say(F.START)
                 job.work()
@@ -103,7 +104,7 @@ class Streams:
             if numbers is None or number in numbers:
                 self._inner_events -= 1  # counted down from -1: the program's own are counted up
                 event = self._inner_events
-                stream.give(lambda stream=stream, event=event: stream.log.happen(event))
+                stream.give(partial(stream.log.happen, event))
                 host.log.wait_for(event)
 
     def end(self) -> None:

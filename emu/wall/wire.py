@@ -10,6 +10,7 @@ import pickle
 import struct
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from emu.comm.wire import Call, Wire
@@ -30,18 +31,18 @@ _TAG_LIMIT = 1 << _STREAM_SHIFT
 class Posted:
     """A message under way. `inner` is the real wire's, None for a receive whose source is not known yet."""
 
-    __slots__ = ("inner", "number", "seat", "time_s", "due", "nbytes", "source", "tag", "into", "kept", "done")
+    __slots__ = ("inner", "number", "seat", "time_s", "nbytes", "source", "tag", "into", "kept", "done", "form")
 
-    def __init__(self, inner: Any, number: int, seat: Seat, nbytes: int, source: int = 0, tag: int = 0) -> None:
-        self.inner = inner
+    def __init__(self, number: int, seat: Seat, nbytes: int, source: int = -1, tag: int = -1) -> None:
+        self.inner: Any = None
         self.number = number  # of the requests of its stream
         self.seat = seat
         self.time_s = seat.time_s  # when it was posted
-        self.due = seat.origin_s  # what its lateness counts from
         self.nbytes = nbytes
         self.source = source
         self.tag = tag
-        self.into: Any = None  # where an any-source receive goes
+        self.into: Any = None  # where an any-source receive goes; what a copied send sends
+        self.form: tuple[int | None, bool] = (None, True)  # kind and exactness of an any-source receive
         self.kept = False  # a copy of the buffer is under way
         self.done = False
 
@@ -61,41 +62,56 @@ class WallWire:
         self._rounds = 0
         self._calls = 0
         self._wild = 0  # receives from any source that have not met their message
-        self._left: list[Any] = []  # copied sends that MPI still holds
-        self._tag = 0  # of the stream
+        self._left: list[tuple[Any, Any]] = []  # copied sends that MPI still holds
 
-    def on(self, seat: Seat, inner: Any = None) -> WallWire:
+    @property
+    def sites(self) -> Any:
+        """Where the program's latest messages stand in its source; for errors."""
+        return self.inner.sites
+
+    @sites.setter
+    def sites(self, sites: Any) -> None:
+        self.inner.sites = sites
+
+    def on(self, seat: Seat) -> WallWire:
         """Return this wire as another stream of the rank sees it."""
         return WallWire(self.inner, self.group, self.context, seat, self.lock, self.lateness)
 
     # Messages
 
-    def isend(self, x: Any, to: int, tag: int, collective: int) -> Posted:
+    def isend(
+        self, x: Any, to: int, tag: int, collective: int, kind: int | None = None, rendezvous: bool = False
+    ) -> Posted:
         """Start to send."""
-        number = self._say(_SEND, self.group[to], tag, x.nbytes, collective)
-        kept = x.nbytes <= KEPT_BYTES
-        posted = Posted(None, number, self.seat, x.nbytes)
-        posted.kept = kept
-        if kept:
-            x = x.copy()
+        posted = Posted(self._say(_SEND, self.group[to], tag, x.nbytes, collective), self.seat, x.nbytes)
+        if x.nbytes <= KEPT_BYTES and not rendezvous:
+            posted.kept = True
+            posted.into = x = x.copy()
         with self.lock:
-            posted.inner = self.inner.isend(x, to, self._wire_tag(tag, collective), collective)
-        if kept:
-            posted.into = x  # MPI reads it until the message has gone
+            posted.inner = self.inner.isend(x, to, self._wire_tag(tag, collective), collective, kind, rendezvous)
         return posted
 
-    def irecv(self, x: Any, source: int, tag: int, collective: int) -> Posted:
+    def irecv(
+        self, x: Any, source: int, tag: int, collective: int, kind: int | None = None, exact: bool = True
+    ) -> Posted:
         """Start to receive. From any source, the engine decides whose message it is, and then it is received."""
         peer = ANY if source == ANY else self.group[source]
-        number = self._say(_RECV, peer, tag, x.nbytes, collective)
-        posted = Posted(None, number, self.seat, x.nbytes, source, tag)
+        posted = Posted(self._say(_RECV, peer, tag, x.nbytes, collective), self.seat, x.nbytes, source, tag)
         if not collective and (source < 0 or tag < 0 or self._wild):
-            posted.into = x
+            posted.into, posted.form = x, (kind, exact)
             self._wild += 1
             return posted
         with self.lock:
-            posted.inner = self.inner.irecv(x, source, self._wire_tag(tag, collective), collective)
+            posted.inner = self.inner.irecv(x, source, self._wire_tag(tag, collective), collective, kind, exact)
         return posted
+
+    def probe(self, source: int, tag: int, block: bool, take: bool) -> Any:
+        """Raise ConfigError: the engine has no answer to it yet."""
+        raise ConfigError("probe: not under the wall clock; receive from any source instead, or use --clock virtual")
+
+    def receive_taken(self, x: Any, taken: Any, kind: int | None = None, exact: bool = True) -> Posted:
+        """Raise ConfigError, as `probe` does."""
+        raise ConfigError("probe: not under the wall clock; receive from any source instead, or use --clock virtual")
 
     def wait(self, pendings: Sequence[Posted]) -> None:
         """Return when all are done and their time has come."""
@@ -117,9 +133,8 @@ class WallWire:
         due = seat.moment(told.time_s)
         if moving:
             seat.wait_until_moved(lambda: self._moved(moving), due)
-        ready = now()
         sleep_until(due)
-        self._end(pendings, told.time_s, ready)
+        self._end(pendings, told.time_s, due)
 
     def sendrecv(self, x: Any, to: int, into: Any, source: int, tag: int, collective: int) -> None:
         """Send and receive at the same time."""
@@ -169,18 +184,17 @@ class WallWire:
         for posted, (source, tag) in zip(wild, peers, strict=True):
             posted.source, posted.tag = self._local[source], tag
             with self.lock:
-                posted.inner = self.inner.irecv(posted.into, posted.source, tag, 0)
+                posted.inner = self.inner.irecv(posted.into, posted.source, tag, 0, *posted.form)
             self._wild -= 1
 
-    def _end(self, pendings: Sequence[Posted], time_s: float, ready: float) -> None:
-        with self.lock:
-            self.inner.wait([p.inner for p in pendings if not p.kept])
-        self._left += [(p.inner, p.into) for p in pendings if p.kept]
+    def _end(self, pendings: Sequence[Posted], time_s: float, due: float) -> None:
         released = now()
-        seat = self.seat
         for posted in pendings:
             posted.done = True
-            due = posted.due + seat.dilation * time_s - seat.ahead_s
+            if posted.kept:
+                self._left.append((posted.inner, posted.into))
+            elif getattr(posted.inner, "source", -1) >= 0:
+                posted.source, posted.tag, posted.nbytes = posted.inner.source, posted.inner.tag, posted.inner.nbytes
             self.lateness.message(time_s - posted.time_s, released - due)
 
     # Control
@@ -196,7 +210,7 @@ class WallWire:
         seat = self.seat
         seat.settle()
         key = (self.context, seat.stream, self._calls)
-        seat.say(F.ENTER, seat.stamp(), payload=pickle.dumps((key, self.size, call)))
+        seat.say(F.ENTER, seat.stamp(), payload=pickle.dumps((key, self.size, replace(call, order={}))))
 
     def enter(self) -> None:
         """Tell when the program has come to a collective that is not compared."""

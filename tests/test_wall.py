@@ -1,0 +1,92 @@
+"""The wall clock, measured with an ordinary timer: never early; late only loosely, for tests share their host."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+PROGRAM = str(Path(__file__).with_name("wall_program.py"))
+LINK = "latency=10 us, bandwidth=10 Gb/s"
+SLACK_S = 3.0  # what a busy host may add
+
+
+@pytest.fixture
+def found(run_job):
+    """Return a function that runs a case and returns what it found."""
+
+    def run(case, ranks, dilation, size, link=LINK, mpi="openmpi"):
+        job = run_job(["python", PROGRAM, case, str(dilation), link, str(size)], ranks=ranks, mpi=mpi, limit_s=100)
+        assert job.returncode == 0, job.output
+        line = next(line for line in job.stdout.splitlines() if line.startswith("FOUND "))
+        result = json.loads(line.removeprefix("FOUND "))
+        assert result["lateness"]["early"] == 0
+        return result
+
+    return run
+
+
+@pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
+@pytest.mark.parametrize(("size", "dilation"), [(8, 5000), (1e6, 100)])
+def test_a_message_is_never_early(found, mpi, size, dilation):
+    result = found("one_message", 2, dilation, size, mpi=mpi)
+    for took_s in result["took_s"]:
+        assert dilation * result["asked_s"] <= took_s <= dilation * result["asked_s"] + SLACK_S
+
+
+@pytest.mark.parametrize("ranks", [3, 4, 8])
+def test_messages_share_the_port_they_go_through(found, ranks):
+    dilation = 100
+    result = found("fan_in", ranks, dilation, 4e5)
+    for took_s, nbytes in zip(sorted(result["took_s"]), result["bytes"], strict=True):
+        assert took_s >= dilation * nbytes / result["bandwidth_bytes_per_s"]
+    assert max(result["took_s"]) >= dilation * result["asked_s"] * (1 - 1e-9)
+    assert max(result["took_s"]) <= dilation * result["asked_s"] + SLACK_S
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_an_all_reduce_takes_its_closed_form(found, ranks):
+    result = found("ring", ranks, 50, 4e6)
+    assert result["right"]
+    for took_s in result["took_s"]:
+        assert 50 * result["asked_s"] * (1 - 1e-9) <= took_s <= 50 * result["asked_s"] + SLACK_S
+
+
+def test_a_stream_communicates_while_another_computes(found):
+    result = found("overlap", 2, 300, 4e6)
+    alone_s = 300 * result["asked_s"]
+    assert result["right"]
+    assert result["gave_s"] < alone_s / 2
+    assert result["computed_s"] >= 3 / 4 * alone_s  # the last of four kernels goes on when its launch returns
+    assert alone_s * (1 - 1e-6) <= result["took_s"][0] < 2 * alone_s
+
+
+def test_any_source_meets_the_first_to_come(found):
+    assert found("any_source", 4, 100, 8)["order"] == [3, 2, 1]
+
+
+def test_who_waits_leaves_the_cores_to_others(found):
+    result = found("idle", 8, 1000, 4e6)
+    assert result["cpu_s"] < 0.2 * result["took_s"][0]
+
+
+def test_a_message_of_a_late_program_takes_its_time_all_the_same(found):
+    result = found("late_host", 2, 100, 1e6)
+    assert result["took_s"][0] >= 100 * result["asked_s"]
+    assert result["lateness"]["stood_still_wall_s"] >= 0.25
+
+
+@pytest.mark.parametrize(
+    ("case", "says"),
+    [
+        ("disagree", ["ring_all_reduce", "rank 0", "rank 1"]),
+        ("deadlock", ["deadlock", "rank 0"]),
+        ("killed", ["rank 1", "died"]),
+    ],
+)
+def test_a_run_that_cannot_go_on_says_why_and_ends(run_job, case, says):
+    began = time.monotonic()
+    job = run_job(["python", PROGRAM, case, "10", LINK, "4000"], ranks=3, limit_s=60)
+    assert job.returncode != 0
+    assert all(word in job.output for word in says), job.output
+    assert time.monotonic() - began < 60
