@@ -54,7 +54,8 @@ def __getattr__(name: str) -> Any:
 def _algorithm(name: str) -> Any:
     from emu.collectives.table import TABLE, UNEVEN
 
-    for operation, algorithms in {**TABLE, **UNEVEN}.items():
+    known: dict[str, Any] = {**TABLE, **UNEVEN}
+    for operation, algorithms in known.items():
         algorithm = algorithms.get(name.removesuffix(f"_{operation}"))
         if name.endswith(f"_{operation}") and algorithm is not None:
             return getattr(algorithm, "function", algorithm)

@@ -6,6 +6,7 @@ Errors that the user can mend are one line and exit status 2; under mpirun they 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import sys
 

@@ -15,10 +15,9 @@ DEVICES = ("numpy", "cupy")
 class Arrays(Protocol):
     """Allocates arrays and copies between them and the host."""
 
-    xp: Any
-
-    def dtype(self, dtype: Any) -> np.dtype:
-        """Return the numpy dtype of a name."""
+    @property
+    def xp(self) -> Any:
+        """The module that works on these arrays: numpy or cupy."""
 
     def empty(self, shape: Any, dtype: np.dtype) -> Any:
         """Allocate, uninitialised."""
@@ -51,7 +50,6 @@ class NumpyArrays:
     """Arrays in host memory."""
 
     xp = np
-    dtype = staticmethod(dtype_of)
 
     def empty(self, shape: Any, dtype: np.dtype) -> np.ndarray:
         """Allocate, uninitialised."""
@@ -73,7 +71,6 @@ class DryArrays:
     """Arrays without bytes."""
 
     xp = np
-    dtype = staticmethod(dtype_of)
 
     def empty(self, shape: Any, dtype: np.dtype) -> DryArray:
         """Make an array of a shape and dtype, without memory."""
@@ -93,7 +90,8 @@ class DryArrays:
 class CupyArrays:
     """Arrays on a real GPU. Raise ConfigError where cupy or a GPU is missing."""
 
-    dtype = staticmethod(dtype_of)
+
+    xp: Any = None
 
     def __init__(self) -> None:
         try:

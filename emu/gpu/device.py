@@ -15,7 +15,7 @@ import numpy as np
 
 from emu.comm.communicator import Comm
 from emu.errors import ConfigError
-from emu.gpu.arrays import Arrays
+from emu.gpu.arrays import Arrays, dtype_of
 from emu.gpu.memory import Memory
 from emu.trace import D2H, DTYPE_CODE, H2D, STEP
 
@@ -56,7 +56,7 @@ class Gpu:
 
     def empty(self, shape: Any, dtype: Any = "float32", purpose: str = "activations") -> Any:
         """Allocate an array, uninitialised. Raise DeviceOutOfMemory where it does not fit."""
-        dtype = self._arrays.dtype(dtype)
+        dtype = dtype_of(dtype)
         elements = math.prod(shape) if isinstance(shape, tuple) else int(np.prod(shape, dtype=np.int64))
         nbytes = elements * dtype.itemsize
         self.memory.take(nbytes, purpose)
@@ -81,7 +81,7 @@ class Gpu:
 
     def array(self, data: Any, dtype: Any = None, purpose: str = "activations", name: str = "copy to device") -> Any:
         """Allocate an array and copy host data into it; the copy over the host's link is recorded."""
-        dtype = self._arrays.dtype(dtype if dtype is not None else data.dtype)
+        dtype = dtype_of(dtype if dtype is not None else data.dtype)
         array = self.empty(data.shape, dtype, purpose)
         self._copy_in(array, data, name)
         return array

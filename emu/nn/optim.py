@@ -19,7 +19,10 @@ from .kernel import Array, Cost, Device, blocks, dtype_name, launch
 class Rule(Protocol):
     """How one array is updated: hyperparameters, but no state."""
 
-    learning_rate: float
+    @property
+    def learning_rate(self) -> float:
+        """Step size."""
+        ...
 
     @property
     def slots(self) -> int:
