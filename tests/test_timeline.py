@@ -16,7 +16,8 @@ from emu.errors import ConfigError, TraceError
 from emu.timeline import stragglers, summarize
 from emu.timeline.accounting import PART_NAMES
 from emu.timeline.links import use_over_time
-from emu.trace import COLLECTIVE, Op
+from emu.timeline.views import span_ends
+from emu.trace import COLLECTIVE, ROW, Op
 
 
 def spent(account, **expected):
@@ -292,6 +293,18 @@ def test_bytes_over_time_sum_to_the_bytes_sent(flows):
 def test_bytes_sent_count_messages_and_collectives_but_not_what_stays():
     log = RankLog(0).send(1).send(0).call(0, 1).call(1, 2)
     assert timeline(log, RankLog(1).recv(0)).bytes_sent.tolist() == [300, 0]
+
+
+def test_bytes_sent_in_a_step_leave_out_what_lies_around_it():
+    log = RankLog(0).send(1).begin(0).send(1).call(0, 1).end(1).begin(1, index=1).send(1).end(2).send(1)
+    found = timeline(log, RankLog(1))
+    assert found.bytes_sent_per_step.tolist() == [150, 0]
+
+
+def test_the_end_of_each_span_is_found_in_any_nesting():
+    log = RankLog(0).begin(0).begin(0, stream=1).begin(0).end(1).begin(1)
+    rows = np.array(log.add(Op.END, stream=1).rows, dtype=ROW)
+    assert span_ends(rows).tolist() == [6, 5, 3, 3, 6, 5]
 
 
 # Exactness

@@ -63,22 +63,7 @@ class RankView:
 
     @cached_property
     def _end_rows(self) -> np.ndarray:
-        """Row of the END of each BEGIN; other rows stand for themselves."""
-        ends = np.arange(len(self.rows))
-        op, stream = self.rows["op"], self.rows["stream"]
-        edges = np.flatnonzero((op == Op.BEGIN) | (op == Op.END))
-        for number in np.unique(stream[edges]):
-            at = edges[stream[edges] == number]
-            opens = op[at] == Op.BEGIN
-            # The END of a span has the level of its BEGIN; at one level they alternate.
-            level = np.cumsum(np.where(opens, 1, -1)) + ~opens
-            ordered = at[np.argsort(level, kind="stable")]
-            begins = np.flatnonzero(op[ordered[:-1]] == Op.BEGIN)
-            closed = begins[op[ordered[begins + 1]] == Op.END]
-            ends[ordered[closed]] = ordered[closed + 1]
-            open_ended = np.setdiff1d(at[opens], ordered[closed])
-            ends[open_ended] = len(self.rows)
-        return ends
+        return span_ends(self.rows)
 
     @cached_property
     def steps(self) -> np.ndarray:
@@ -108,6 +93,24 @@ class RankView:
         if spans is None or not len(spans):
             return np.empty(0, dtype=np.int64), np.empty(0)
         return spans["row"], np.maximum.accumulate(spans["end_s"])
+
+
+def span_ends(rows: np.ndarray) -> np.ndarray:
+    """Return the row of the END of each BEGIN, past the last row where there is none; other rows are their own."""
+    ends = np.arange(len(rows))
+    op, stream = rows["op"], rows["stream"]
+    edges = np.flatnonzero((op == Op.BEGIN) | (op == Op.END))
+    for number in np.unique(stream[edges]):
+        at = edges[stream[edges] == number]
+        opens = op[at] == Op.BEGIN
+        # The END of a span has the level of its BEGIN; at one level they alternate.
+        level = np.cumsum(np.where(opens, 1, -1)) + ~opens
+        ordered = at[np.argsort(level, kind="stable")]
+        begins = np.flatnonzero(op[ordered[:-1]] == Op.BEGIN)
+        closed = begins[op[ordered[begins + 1]] == Op.END]
+        ends[at[opens]] = len(rows)
+        ends[ordered[closed]] = ordered[closed + 1]
+    return ends
 
 
 def _before(known: np.ndarray, times: np.ndarray, rows: np.ndarray) -> np.ndarray:

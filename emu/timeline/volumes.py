@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from emu.timeline.views import span_ends
 from emu.trace import STEP, Op, Trace
 
 
@@ -54,16 +55,7 @@ def _sent(rows: np.ndarray) -> int:
 
 
 def _step_rows(rows: np.ndarray) -> list[tuple[int, int]]:
-    """Return each step span's rows as (first, end); a span ends where its stream's depth is back."""
-    found = []
-    marks = np.flatnonzero((rows["op"] == Op.BEGIN) | (rows["op"] == Op.END))
-    is_begin = rows["op"][marks] == Op.BEGIN
-    for stream in np.unique(rows["stream"][marks]):
-        mine = rows["stream"][marks] == stream
-        at, opens = marks[mine], is_begin[mine]
-        depth = np.cumsum(np.where(opens, 1, -1))
-        for i in np.flatnonzero(opens & (rows["flag"][at] & STEP > 0)):
-            ends = np.flatnonzero(~opens[i:] & (depth[i:] == depth[i] - 1))
-            if len(ends):
-                found.append((int(at[i]), int(at[i + ends[0]])))
-    return found
+    """Return each step span's rows as (BEGIN, END), those that end."""
+    begins = np.flatnonzero((rows["op"] == Op.BEGIN) & (rows["flag"] & STEP > 0))
+    ends = span_ends(rows)[begins]
+    return [(a, b) for a, b in zip(begins.tolist(), ends.tolist(), strict=True) if b < len(rows)]
