@@ -5,7 +5,7 @@ from math import inf
 from emu.engine import layout as L
 from emu.engine.events import drop, first_queue, head
 from emu.engine.matching import envelope_arrives
-from emu.engine.memory import inner, counts, entry, lanes, links, messages, reals
+from emu.engine.memory import counts, entry, inner, lanes, links, messages, reals
 from emu.engine.sharing import refill
 from emu.engine.steps import walk
 from emu.engine.transfer import finish_message, make_ready

@@ -6,7 +6,7 @@ now); who takes it off checks that against the state.
 """
 
 from emu.engine import layout as L
-from emu.engine.memory import inner, counts, heap, queue_ends, queues
+from emu.engine.memory import counts, heap, inner, queue_ends, queues
 
 SIZE = L.QUEUE_SIZE
 QUEUES = L.QUEUES

@@ -73,7 +73,7 @@ KIND_SHIFT = 58
 RANK = np.dtype([
     ("sync_time", "f8"), ("sync_max", "f8"), ("speed", "f8"), ("slow_until", "f8"), ("death", "f8"),
     ("sync_done", "i4"), ("sync_count", "i4"), ("gpu", "i4"), ("waiting", "i4"), ("wild_head", "i4"),
-    ("wild_tail", "i4"), ("near_head", "i4"), ("near_tail", "i4"), ("first_lane", "i4"), ("pad", "i4")],
+    ("wild_tail", "i4"), ("near_head", "i4"), ("near_tail", "i4"), ("probes", "i4"), ("pad", "i4")],
     align=True)
 
 SEGMENT = np.dtype([("first", "i8"), ("end", "i8"), ("next", "i8")])

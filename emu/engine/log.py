@@ -1,7 +1,7 @@
 """The engine's record of spans: one entry for each row outside templates that takes part in time."""
 
 from emu.engine import layout as L
-from emu.engine.memory import inner, counts, lanes, row_ids, rows, spans, templates
+from emu.engine.memory import counts, inner, lanes, row_ids, rows, spans, templates
 
 
 @inner("ii")

@@ -233,9 +233,9 @@ def envelope_arrives(s, m, now):
     """The envelope of message `m` is at its receiver, who may wait for it under no name."""
     msg = messages(s)
     f = msg[m]
-    f.envelope = -1.0
-    if f.status & L.RECEIVED:
+    if f.status & (L.RECEIVED | L.NEAR):
         return
+    f.envelope = -now  # done with, and remembered for who probes
     rank = ranks(s)[f.dst]
     before, want = -1, rank.wild_head
     while want >= 0 and not _fits(s, m, want):
@@ -249,6 +249,8 @@ def envelope_arrives(s, m, now):
         else:
             rank.near_head = m
         rank.near_tail = m
+        if rank.probes:
+            reals(s)[L.HORIZON] = now
         return
     if before >= 0:
         msg[before].next = msg[want].next

@@ -6,6 +6,7 @@ look at every file of the engine, so that a change in one of them is never met b
 
 import os
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from llvmlite import ir
@@ -39,7 +40,7 @@ def _stamped(locator: type) -> type:
 
 
 class _EngineCache(caching.CompileResultCacheImpl):
-    _locator_classes = [_stamped(c) for c in (
+    _locator_classes: ClassVar[list] = [_stamped(c) for c in (
         caching.UserProvidedCacheLocator, caching.InTreeCacheLocator, caching.UserWideCacheLocator)]
 
 

@@ -4,7 +4,7 @@ import numpy as np
 from numba import njit
 
 from emu.engine import layout as L
-from emu.engine.memory import inner, counts
+from emu.engine.memory import counts, inner
 
 
 @njit

@@ -180,9 +180,7 @@ class Program:
             if len(syncs):
                 part = self._number_syncs(part, stream, before, len(everyone))
             if stream in new and before:
-                follow = np.zeros(1, L.ROW)
-                follow["op"], follow["stream"], follow["a"] = L.SYNC, stream, before
-                part = np.concatenate([follow, part])
+                part = np.concatenate([_follow(stream, before), part])
                 ids = np.concatenate([ids[:1], ids])
             self._add_lane_rows(r, stream, part, ids)
         self._syncs[r] += len(syncs)
@@ -255,6 +253,14 @@ class Program:
         if count[L.READY_HEAD] < 0:
             count[L.READY_TAIL] = i
         count[L.READY_HEAD] = i
+
+    def lane(self, r: int, stream: int) -> int:
+        """Return the number of a lane, made if it has no rows yet: it then stands where its host stands."""
+        if (r, stream) not in self.lane_of:
+            self._new_lane(r, stream, 0)
+            if self._syncs[r]:
+                self._add_lane_rows(r, stream, _follow(stream, int(self._syncs[r])), np.zeros(1, np.int32))
+        return self.lane_of[r, stream]
 
     def _new_lane(self, r: int, stream: int, window: int) -> int:
         state = self.state
@@ -360,6 +366,20 @@ class Program:
         entry["first"], entry["count"], entry["neck"] = first, hops, neck
         self.routes.append(route)
         return number
+
+
+    def route_order(self) -> np.ndarray:
+        """Return the routes' numbers ordered by source and destination, copies last: however they came in."""
+        pairs = self.state[L.T_PAIR_ROUTE][: len(self._pairs)]
+        host = self.state[L.T_HOST_ROUTE]
+        return np.concatenate([[SELF_ROUTE], pairs, host[host >= 0]]).astype(np.int64)
+
+
+def _follow(stream: int, number: int) -> np.ndarray:
+    """Return the row that makes a new lane start no earlier than its host's wait `number` ended."""
+    row = np.zeros(1, L.ROW)
+    row["op"], row["stream"], row["a"] = L.SYNC, stream, number
+    return row
 
 
 def _window(rows: np.ndarray) -> int:

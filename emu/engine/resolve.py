@@ -10,6 +10,7 @@ from emu.engine import layout as L
 from emu.engine.deadlock import explain
 from emu.engine.profiles import find_profile
 from emu.engine.program import Program
+from emu.engine.questions import Answer, Question, answer, answer_time_s
 from emu.engine.raw import RawTimeline
 from emu.engine.state import State
 from emu.errors import ConfigError
@@ -22,12 +23,14 @@ class Engine:
     """A simulation that is told rows as a program makes them, and goes on from where it stands.
 
     `detail`: "totals" logs nothing, "spans" every row outside templates, "flows" each message too.
+    `any_source` is for programs that ask by probing or receive from any source in rows yet to come.
     `seed` steers what is random; `perturbation` varies each message's bytes by that fraction.
     """
 
     def __init__(
         self, cluster: Any, world_size: int, *, profile: str = "ideal", detail: str = "spans", seed: int = 0,
         perturbation: float = 0.0, compute_jitter: float = 0.0, network_jitter: float = 0.0,
+        any_source: bool = True,
     ):
         if detail not in DETAILS:
             raise ConfigError(f"detail: one of {', '.join(DETAILS)} is expected, got {detail!r}")
@@ -51,7 +54,8 @@ class Engine:
         count[L.SEED] = seed
         real[L.PERTURB], real[L.JITTER], real[L.NETWORK_JITTER] = perturbation, compute_jitter, network_jitter
         self._program = Program(self._state, cluster, world_size, self._profile)
-        self._closed = np.zeros(world_size, bool)
+        self._settled_s = -math.inf  # up to here nothing can change
+        count[L.WILD] = any_source
 
     def _set_links(self) -> None:
         link = self._state[L.T_LINK]
@@ -69,6 +73,7 @@ class Engine:
 
     def extend(self, rank: int, rows: np.ndarray) -> None:
         """Add rows to the end of a rank's log."""
+        self._settled_s = -math.inf
         self._program.extend([(rank, rows)])
 
     def extend_all(self, logs: Sequence[np.ndarray]) -> None:
@@ -98,6 +103,36 @@ class Engine:
             else:
                 return need
 
+    def advance(self, questions: Sequence[Question]) -> tuple[int, Answer]:
+        """Advance until one question is answered; return which, and its answer.
+
+        Every rank that may still add rows must ask one. Raise DeadlockError if none can be answered.
+        """
+        state, lanes = self._state, [self._program.lane(q.rank, q.stream) for q in questions]
+        state.count[L.WILD] = 1
+        state[L.T_LANE]["asks"] = 0
+        state[L.T_LANE]["asks"][lanes] = 1
+        state[L.T_RANK]["probes"] = 0
+        for q in questions:
+            state[L.T_RANK][q.rank]["probes"] = q.probe is not None
+        while True:
+            entries = state[L.T_LANE]
+            times = [answer_time_s(state, entries[i], q) for i, q in zip(lanes, questions, strict=True)]
+            first = min(range(len(times)), key=lambda k: (times[k], questions[k].rank))
+            if times[first] <= self._settled_s:
+                entries["asks"][lanes[first]] = 0
+                return first, answer(state, entries[lanes[first]], questions[first], times[first])
+            state.real[L.HORIZON] = times[first]
+            self._settled_s = -math.inf
+            if self.run() == L.IDLE:
+                self._settled_s = math.inf
+                if not any(answer_time_s(state, state[L.T_LANE][i], q) < math.inf
+                           for i, q in zip(lanes, questions, strict=True)):
+                    asked = {i: q.requests for i, q in zip(lanes, questions, strict=True)}
+                    raise explain(state, self._program, self._labels(), asked)
+            else:
+                self._settled_s = float(state.real[L.HORIZON])
+
     def finish(self) -> RawTimeline:
         """Run to the end and return the times. Raise DeadlockError if a rank can't reach its end."""
         self._state.real[L.HORIZON] = math.inf
@@ -124,6 +159,10 @@ class Engine:
         flows = state[L.T_FLOW][: count[L.FLOW_COUNT]].copy()
         flows = flows[np.lexsort((flows["dst"], flows["src"], flows["posted_s"], flows["start_s"]))]
         flows["label"] = self._named(flows["label"])
+        order = program.route_order()
+        place = np.zeros(len(order), np.int32)
+        place[order] = np.arange(len(order))
+        flows["route"] = place[flows["route"]]
         lane = state[L.T_LANE][: len(program.lane_of)]
         ends = np.zeros(self.world_size)
         np.maximum.at(ends, lane["rank"], lane["time"])
@@ -146,7 +185,7 @@ def resolve(
     """Return the times of a trace on a cluster. Raise DeadlockError for one that can't finish."""
     engine = Engine(
         cluster, trace.world_size, profile=profile, detail=detail, seed=seed, perturbation=perturbation,
-        compute_jitter=compute_jitter, network_jitter=network_jitter,
+        compute_jitter=compute_jitter, network_jitter=network_jitter, any_source=False,
     )
     engine.declare(trace.labels, trace.templates, trace.groups)
     engine.extend_all(trace.ranks)

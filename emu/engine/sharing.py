@@ -18,6 +18,7 @@ from emu.engine.memory import (
     fill_heap,
     flow_set,
     inner,
+    lanes,
     links,
     messages,
     new_flows,
@@ -91,7 +92,9 @@ def schedule(s, m, neck):
             k.scheduled = k.group_finish
             push(s, k.group_finish, (L.KIND_LINK << L.KIND_SHIFT) | neck, neck)
     elif messages(s)[m].finish < inf:
-        push(s, messages(s)[m].finish, (L.KIND_FLOW << L.KIND_SHIFT) | m, m)
+        f = messages(s)[m]
+        order = (lanes(s)[f.src_lane].key << 20) | (f.src_req & 0xFFFFF)
+        push(s, f.finish, (L.KIND_FLOW << L.KIND_SHIFT) | order, m)
 
 
 @inner("ii")

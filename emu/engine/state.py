@@ -87,16 +87,11 @@ class State:
             return
         msg = self.room(L.T_MSG, capacity, np.zeros((), L.MSG))
         capacity = len(msg)
-        # The last free slot stays free: it marks the end of the list.
+        # The last free slot stays free: it marks the end of the list. New slots come before old ones.
         msg["next"][old:capacity] = np.arange(old + 1, capacity + 1)
-        msg["next"][capacity - 1] = -1
+        msg["next"][capacity - 1] = count[L.FREE]
         msg["mark"][old:capacity] = -1
-        if old == 0:
-            count[L.FREE] = 0
-        else:
-            last = int(count[L.FREE])
-            assert msg["next"][last] == -1
-            msg["next"][last] = old
+        count[L.FREE] = old
         count[L.MSG_CAPACITY] = capacity
         self.room(L.T_NODE, (capacity << int(count[L.NODE_SHIFT])) * 2)
         self.room(L.T_SET, capacity)
@@ -190,7 +185,7 @@ def _renumber(node: np.ndarray, old: int, new: int) -> np.ndarray:
     return np.where(node < 0, node, ((node >> old) << new) | (node & ((1 << old) - 1)))
 
 
-_EMPTY = {
+_EMPTY: dict[int, Any] = {
     L.T_LANE: L.LANE, L.T_MSG: L.MSG, L.T_ROUTE: L.ROUTE, L.T_CHANNEL: L.CHANNEL, L.T_HEAP: L.EVENT,
     L.T_ROWS: L.ROW, L.T_ROW_ID: np.int32, L.T_SEGMENT: L.SEGMENT, L.T_TEMPLATE: np.int64,
     L.T_GROUP: np.int64, L.T_MEMBER: np.int32, L.T_SPAN: L.SPAN, L.T_FLOW: L.FLOW, L.T_GPU: np.float64,

@@ -8,6 +8,7 @@ in one instant then act in the order of their ranks and streams, whoever woke th
 from math import inf
 
 import numpy as np
+
 from emu.engine import layout as L
 from emu.engine.events import push
 from emu.engine.log import close_span, log_span, open_span
