@@ -46,6 +46,12 @@ PART_NAMES = {
     "idle_s": Cause.IDLE,
 }
 
+# What a row is before its middle and after it, by operation, where nobody has to be met.
+_FIRST = np.full(256, Cause.LAUNCH, dtype=np.int32)
+_SECOND = np.full(256, Cause.IDLE, dtype=np.int32)
+_SECOND[[Op.COMPUTE, Op.ELAPSED]] = Cause.COMPUTE
+_SECOND[Op.COPY] = Cause.COPY
+
 
 @dataclass(frozen=True)
 class Windows:
@@ -146,17 +152,14 @@ def stream_tiling(
     """Return what one stream does from 0 to the horizon."""
     spans = view.spans[stream.items]
     starts, ends, op = spans["start_s"], spans["end_s"], spans["op"]
-    meeting = stream.whole | (op == Op.WAIT)
-    middles = np.clip(np.where(meeting, met.met_s, starts), starts, ends)
-    first = np.full(len(spans), Cause.STRAGGLER, dtype=np.int32)
-    second = np.full(len(spans), Cause.IDLE, dtype=np.int32)
+    first, second = _FIRST[op], _SECOND[op]
+    middles = np.minimum(starts + spans["launch_s"], ends)
+    meeting = np.flatnonzero(stream.whole | (op == Op.WAIT))
+    middles[meeting] = np.clip(met.met_s[meeting], starts[meeting], ends[meeting])
+    first[meeting] = Cause.STRAGGLER
     second[meeting] = Cause.EXPOSED + met.link_class[meeting]
     for begin, end in pipelines:
         first[(op == Op.WAIT) & (starts >= begin) & (ends <= end)] = Cause.BUBBLE
-    kernels = (op == Op.COMPUTE) | (op == Op.ELAPSED)
-    middles[kernels] = np.minimum(starts[kernels] + spans["launch_s"][kernels], ends[kernels])
-    first[kernels], second[kernels] = Cause.LAUNCH, Cause.COMPUTE
-    second[op == Op.COPY] = Cause.COPY
     awaits = op == Op.AWAIT
     if awaits.any():
         second[awaits] = follow(_awaited_streams(view, spans["row"][awaits]))
