@@ -19,6 +19,7 @@ from emu.errors import ConfigError
 from emu.trace import ANY, DTYPE_CODE
 
 _frame = sys._getframe
+_ALONE = -1_000_000_000  # contexts from here down are ranks' own
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "sum": np.add,
@@ -185,6 +186,21 @@ class Comm:
                 self.turns |= made.turns
                 made.turns = self.turns
                 made.cluster, made.decisions = self.cluster, self.decisions
+        return made
+
+    def alone(self) -> Comm:
+        """Return a communicator of this rank alone."""
+        context = _ALONE - self.group[self.rank]
+        made = Comm(self.wire.alone(context), self.log, [self.group[self.rank]], context)
+        made._contexts, made.checks, made.templates = self._contexts, self.checks, self.templates
+        made.cluster, made.decisions = self.cluster, self.decisions
+        return made
+
+    def beside(self, wire: Any) -> Comm:
+        """Return a communicator of the same members on another wire, for calls that run beside the program."""
+        made = Comm(wire, self.log, self.group, self.context)
+        made.checks, made.templates = self.checks, self.templates
+        made.cluster, made.decisions = self.cluster, self.decisions
         return made
 
     def free(self) -> None:

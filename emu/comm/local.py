@@ -19,6 +19,7 @@ from emu.comm.world import World
 from emu.errors import MismatchError
 from emu.trace import ANY, Trace
 
+_BESIDE = 1 << 40  # contexts of messages beside the program; only this process sees them
 EAGER_BYTES = 65536  # up to here a send is buffered, as MPI libraries do; above, it waits for its receive
 
 
@@ -133,8 +134,20 @@ class LocalWire:
         self.wait((receive, self.isend(x, to, tag, collective)))
 
     def test(self, pending: Message) -> bool:
-        """Tell whether one is done."""
+        """Tell whether one is done, after all others have had their turn."""
+        if not pending.done:
+            self.world.pause()
         return pending.done
+
+    def wait_any(self, pendings: Sequence[Message]) -> list[int]:
+        """Wait until one is done; return the places of all that are."""
+        while not any(pending.done for pending in pendings):
+            for pending in pendings:
+                pending.waiter = greenlet.getcurrent()
+            self.world.block(partial(self._told_any, pendings))
+            for pending in pendings:
+                pending.waiter = None
+        return [i for i, pending in enumerate(pendings) if pending.done]
 
     def exchange(self, value: Any) -> list[Any]:
         """Give one value, get every member's."""
@@ -150,9 +163,13 @@ class LocalWire:
             return None
         return type(self)(self.world, [self.group[m] for m in members], list(members).index(self.rank), context)
 
+    def alone(self, context: int) -> LocalWire:
+        """Return a wire of this rank alone."""
+        return type(self)(self.world, [self.group[self.rank]], 0, context)
+
     def beside(self) -> LocalWire:
         """Return a wire of the same members whose messages meet no others: for calls that run beside the program."""
-        return type(self)(self.world, self.group, self.rank, -1 - self.context)
+        return type(self)(self.world, self.group, self.rank, _BESIDE + self.context)
 
     def free(self) -> None:
         """Nothing is held."""
@@ -195,6 +212,9 @@ class LocalWire:
         tag = "any tag" if message.tag == ANY else f"tag {message.tag}"
         return f"{verb} {who}{ended} ({message.nbytes} bytes, {tag})"
 
+    def _told_any(self, pendings: Sequence[Message]) -> str:
+        return " or ".join(self._told(pending) for pending in pendings)
+
     def _deliver(self, message: Message, receive: Message, collective: int) -> None:
         """Copy a message into the buffer of its receive. Raise MismatchError if the two do not fit."""
         fits = message.nbytes == receive.nbytes or message.nbytes < receive.nbytes and not receive.exact
@@ -213,6 +233,33 @@ class LocalWire:
         receive.source, receive.tag, receive.nbytes, receive.kind = (
             message.source, message.tag, message.nbytes, message.kind
         )  # fmt: skip
+
+
+class LocalTurns:
+    """Runs coroutines beside a rank's program, in this process."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._waiting: list[greenlet.greenlet] = []
+
+    def spawn(self, work: Callable[[], Any]) -> None:
+        """Start a coroutine; it runs when the program next waits."""
+        self.world.spawn(work)
+
+    def until(self, done: Callable[[], bool], told: Callable[[], str]) -> None:
+        """Suspend the program until done() holds, looked at after each `wake`."""
+        while not done():
+            self._waiting.append(greenlet.getcurrent())
+            self.world.block(told)
+
+    def wake(self) -> None:
+        """Tell that a coroutine has got somewhere."""
+        self.world.ready.extend(self._waiting)
+        self._waiting.clear()
+
+    def step(self) -> None:
+        """Let all others run."""
+        self.world.pause()
 
 
 class DryWire(LocalWire):

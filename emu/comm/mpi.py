@@ -10,10 +10,11 @@ from __future__ import annotations
 import pickle
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import greenlet
 import numpy as np
 from mpi4py import MPI
 
@@ -151,6 +152,9 @@ class MpiWire:
         watch = self.watch
         watch.count += 1
         watch.waiting = (self, "messages", pendings)
+        if watch.beside is not None:
+            self._wait_in_turns(pendings, watch.beside)
+            return
         try:
             MPI.Request.Waitall(pendings)  # type: ignore[arg-type]
         except (TypeError, AttributeError):
@@ -162,7 +166,8 @@ class MpiWire:
     def sendrecv(self, x: Any, to: int, into: Any, source: int, tag: int, collective: int) -> None:
         """Send and receive at the same time."""
         n_out, n_in = x.nbytes, into.nbytes
-        if n_out > self.max_message_bytes or n_in > self.max_message_bytes or source < 0 or tag < 0:
+        if n_out > self.max_message_bytes or n_in > self.max_message_bytes or source < 0 or tag < 0 or (
+                self.watch.beside is not None):
             self.wait((self.irecv(into, source, tag, collective), self.isend(x, to, tag, collective)))
             return
         if collective:
@@ -200,6 +205,18 @@ class MpiWire:
             pending.finish(statuses)
         return True
 
+    def wait_any(self, pendings: Sequence[Any]) -> list[int]:
+        """Wait until one is done; return the places of all that are."""
+        self.watch.begin((self, "messages", pendings))
+        pause = 0.0
+        while True:
+            done = [i for i, pending in enumerate(pendings) if self.test(pending)]
+            if done:
+                self.watch.waiting = None
+                return done
+            time.sleep(pause)
+            pause = min(pause + 1e-6, 1e-3)
+
     def exchange(self, value: Any) -> list[Any]:
         """Give one value, get every member's."""
         self.watch.begin((self, "the other ranks to make, split or duplicate a communicator", None))
@@ -221,7 +238,10 @@ class MpiWire:
         """Compare what the others have told."""
         call, all_of, (_, request) = started
         self.watch.begin((self, "agreement", call))
-        request.Wait()
+        if self.watch.beside is not None:
+            self._wait_in_turns((request,), self.watch.beside)
+        else:
+            request.Wait()
         self.watch.waiting = None
         if (all_of != all_of[0]).any():
             compare(dict(zip(self.group, self._comms[0].allgather(call), strict=True)))
@@ -236,6 +256,15 @@ class MpiWire:
         made = MpiWire(plain, plain.Dup(), self.watch, [self.group[m] for m in members])
         made.max_message_bytes = self.max_message_bytes
         return made
+
+    def alone(self, context: int) -> MpiWire:
+        """Return a wire of this rank alone."""
+        return MpiWire(MPI.COMM_SELF.Dup(), MPI.COMM_SELF.Dup(), self.watch, [self.group[self.rank]])
+
+    def beside(self) -> MpiWire:
+        """Return a wire of the same members whose messages meet no others; MPI makes it while the program goes on."""
+        made, request = self._comms[0].Idup()
+        return MpiBeside(made, request, self.watch, self.group)
 
     def free(self) -> None:
         """Give the MPI communicators back."""
@@ -277,12 +306,98 @@ class MpiWire:
             at += n
         self.watch.waiting = None
 
+    def _wait_in_turns(self, pendings: Sequence[Any], turns: MpiTurns) -> None:
+        """Let what runs beside the program go on while this waits."""
+        turns.until(lambda: all([self.test(pending) for pending in pendings]), lambda: "its messages")
+        self.watch.waiting = None
+
     def _misfit(self, error: MPI.Exception) -> MismatchError:
         site = told(self.sites[-1]) if self.sites else "an unknown place"
         return MismatchError(
             f"rank {self.group[self.rank]} at {site}: every message must fit the buffer it is received into, got "
             f"{error.Get_error_string()}; make sender and receiver agree on size and dtype"
         )
+
+
+class MpiTurns:
+    """Runs coroutines beside this process's program; they go on whenever the program waits or asks."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
+        self.coroutines: list[greenlet.greenlet] = []
+
+    def spawn(self, work: Callable[[], Any]) -> None:
+        """Start a coroutine and run it until it first waits."""
+        coroutine = greenlet.greenlet(work)
+        self.coroutines.append(coroutine)
+        self.watch.beside = self
+        self.step()
+
+    def until(self, done: Callable[[], bool], told: Callable[[], str]) -> None:
+        """Let coroutines run until done() holds; a coroutine itself lets the program go on meanwhile."""
+        current = greenlet.getcurrent()
+        pause = 0.0
+        while not done():
+            if current in self.coroutines:
+                assert current.parent is not None
+                current.parent.switch()
+                continue
+            self.step()
+            time.sleep(pause)
+            pause = min(pause + 1e-6, 1e-4)
+
+    def wake(self) -> None:
+        """Nobody sleeps for long."""
+
+    def step(self) -> None:
+        """Let every coroutine run until it next waits."""
+        for coroutine in list(self.coroutines):
+            if coroutine.dead:
+                self.coroutines.remove(coroutine)
+                self.watch.beside = self if self.coroutines else None
+            elif coroutine is not greenlet.getcurrent():
+                coroutine.parent = greenlet.getcurrent()
+                coroutine.switch()
+
+
+class MpiBeside(MpiWire):
+    """A wire for calls beside the program: where they wait, the program goes on."""
+
+    def __init__(self, comm: MPI.Comm, request: MPI.Request, watch: Watch, group: Sequence[int]) -> None:
+        self._comms = (comm, comm)
+        self._made: MPI.Request | None = request
+        self.watch = watch
+        self.group = tuple(group)
+        self.size = len(self.group)
+        self.rank = self.group.index(MPI.COMM_WORLD.rank)
+        self.sites = deque(maxlen=1)
+        self.max_message_bytes = MAX_MESSAGE_BYTES
+        self._status = MPI.Status()
+
+    def start_agree(self, call: Call) -> tuple[Call, Any, Any]:
+        """Wait until MPI has made the communicator, then tell the others which call this rank makes."""
+        self._ready()
+        return super().start_agree(call)
+
+    def isend(
+        self, x: Any, to: int, tag: int, collective: int, kind: int | None = None, rendezvous: bool = False
+    ) -> Any:
+        """Start to send."""
+        self._ready()
+        return super().isend(x, to, tag, collective, kind, rendezvous)
+
+    def irecv(
+        self, x: Any, source: int, tag: int, collective: int, kind: int | None = None, exact: bool = True
+    ) -> Any:
+        """Start to receive."""
+        self._ready()
+        return super().irecv(x, source, tag, collective, kind, exact)
+
+    def _ready(self) -> None:
+        if self._made is not None:
+            assert self.watch.beside is not None
+            request, self._made = self._made, None
+            self.watch.beside.until(request.Test, lambda: "a communicator")
 
 
 def hash_of(call: Call) -> int:

@@ -17,7 +17,8 @@ from emu.trace import ROW, ROW_FORMAT, Op, Template
 
 _pack = struct.Struct(ROW_FORMAT).pack
 _pack_peer = struct.Struct("<ii").pack_into
-_PEER_OFFSET = 4  # of columns a and b in a row
+_pack_size = struct.Struct("<q").pack_into
+_PEER_OFFSET, _SIZE_OFFSET = 4, 16  # of columns a and b, and of n, in a row
 _pack3 = struct.Struct("<" + 3 * ROW_FORMAT[1:]).pack
 _COMPUTE, _ELAPSED, _SEND, _RECV, _WAIT, _COPY, _RECORD, _AWAIT, _BEGIN, _END, _CALL, _SYNC = (int(op) for op in Op)
 
@@ -69,9 +70,11 @@ class Log:
         self.events = 0
         self.sites: deque[Any] = deque(maxlen=8)  # where the latest plain messages stand in the program
 
-    def fill_in(self, at: int, peer: int, tag: int) -> None:
-        """Write the peer and tag of the receive whose row begins at byte `at`."""
+    def fill_in(self, at: int, peer: int, tag: int, nbytes: int | None = None) -> None:
+        """Write the peer and tag, and the size, of the receive whose row begins at byte `at`."""
         _pack_peer(self.data, at + _PEER_OFFSET, peer, tag)
+        if nbytes is not None:
+            _pack_size(self.data, at + _SIZE_OFFSET, nbytes)
 
     def send(self, peer: int, tag: int, context: int, nbytes: int) -> int:
         """Record a send; return its request's number on the current stream."""

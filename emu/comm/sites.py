@@ -8,7 +8,7 @@ from types import CodeType, FrameType
 
 Site = tuple[CodeType, int]  # code, and the offset of the instruction in it
 
-_INNER = ("emu.comm", "emu.collectives")
+_INNER = ("emu.comm", "emu.collectives", "emu.face")
 
 
 def outer(frame: FrameType | None) -> FrameType | None:

@@ -20,6 +20,7 @@ class Watch:
     def __init__(self, deadline_s: float = DEADLINE_S) -> None:
         self.count = 0
         self.waiting: Any = None
+        self.beside: Any = None  # what runs beside the program, while something does
         self.deadline_s = deadline_s
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()

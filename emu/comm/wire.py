@@ -91,6 +91,9 @@ class Wire(Protocol):
     def test(self, pending: Any) -> bool:
         """Tell whether one is done."""
 
+    def wait_any(self, pendings: Sequence[Any]) -> list[int]:
+        """Wait until one is done; return the places of all that are."""
+
     def exchange(self, value: Any) -> list[Any]:
         """Give one small value, get every member's, in rank order. Control, not emulated traffic."""
 
@@ -99,6 +102,12 @@ class Wire(Protocol):
 
     def sub(self, members: Sequence[int] | None, context: int) -> Wire | None:
         """Make the wire of a sub-communicator; every member of this one calls, outsiders with None."""
+
+    def alone(self, context: int) -> Wire:
+        """Return a wire of this rank alone."""
+
+    def beside(self) -> Wire:
+        """Return a wire of the same members whose messages meet no others: for calls that run beside the program."""
 
     def free(self) -> None:
         """Give back what the wire holds."""

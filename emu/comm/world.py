@@ -36,6 +36,7 @@ class World:
         self.waiting: dict[greenlet.greenlet, Callable[[], str]] = {}  # who waits -> tells what for
         self.ranks: dict[greenlet.greenlet, int] = {}
         self.ended: set[int] = set()
+        self.beside: set[greenlet.greenlet] = set()  # coroutines beside a rank's program
         self.sent: dict[tuple, deque[Message]] = {}  # (context, collective, to, source, tag) -> not yet received
         self.asked: dict[tuple, deque[Message]] = {}  # the same -> receives without a message
         self.arrivals = 0
@@ -75,6 +76,7 @@ class World:
         """Make a coroutine that runs beside the current rank's program; it starts when the rank next waits."""
         coroutine = greenlet.greenlet(work, self.hub)
         self.ranks[coroutine] = self.current
+        self.beside.add(coroutine)
         self.ready.append(coroutine)
         return coroutine
 
@@ -101,14 +103,9 @@ class World:
                 if self.on_switch is not None:
                     self.on_switch(self.ranks[coroutine])
                 coroutine.switch()
-                if coroutine.dead and len(self.ranks) > self.size:
-                    self._forget(coroutine)
-
-    def _forget(self, coroutine: greenlet.greenlet) -> None:
-        if self.ranks[coroutine] in self.ended or any(
-            other is not coroutine and self.ranks[other] == self.ranks[coroutine] for other in self.ranks
-        ):
-            self.ranks.pop(coroutine)
+                if coroutine.dead and coroutine in self.beside:
+                    self.beside.discard(coroutine)
+                    del self.ranks[coroutine]
 
     def _finish(self, coroutines: Sequence[greenlet.greenlet]) -> None:
         while True:

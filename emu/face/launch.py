@@ -1,0 +1,114 @@
+"""Running a script's ranks: as coroutines of this process, or as this process of an MPI job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from emu.cluster import Cluster
+from emu.comm.background import Background
+from emu.comm.communicator import Comm
+from emu.comm.local import LocalTurns, World, world_comm
+from emu.comm.merging import merge
+from emu.comm.recording import Log, Tables
+from emu.face.measured import Stopwatch
+from emu.face.module import make, observed
+from emu.face.script import Modules, Script, surroundings
+from emu.face.session import HostAnswers, Session
+from emu.trace import Trace
+
+if TYPE_CHECKING:
+    from emu.comm.mpi import MpiWorld
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run a script with. `speedup` None: computation is not costed."""
+
+    script: Script
+    cluster: Cluster
+    profile: str = "ideal"
+    speedup: float | None = None
+
+    def header(self, decisions: Mapping[str, Any], marks: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the trace's header."""
+        measured = {} if self.speedup is None else {"compute": f"measured, speedup {self.speedup:g}"}
+        return {
+            "cluster": self.cluster.name,
+            "decisions": dict(decisions),
+            "marks": {**marks, **measured},
+            "program": {"name": "run", "script": self.script.path.name, "arguments": list(self.script.argv[1:])},
+        }
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a script has ended: the worst rank's exit status, and what was recorded (under MPI: on rank 0)."""
+
+    status: int
+    trace: Trace | None
+    marks: Mapping[str, Any] = field(default_factory=dict)
+
+
+def run_here(plan: Plan, ranks: int) -> Ended:
+    """Run the script on `ranks` coroutines of this process."""
+    world, tables = World(ranks), Tables()
+    logs = [Log(rank, tables) for rank in range(ranks)]
+    marks: dict[str, Any] = {}
+    decisions: dict[str, Any] = {}
+    sessions = []
+    for log in logs:
+        core = world_comm(world, log)
+        sessions.append(_session(plan, core, HostAnswers(), Background(LocalTurns(world)), decisions))
+    mains = [plan.script.main() for _ in logs]
+    modules = Modules(plan.script, mains)
+
+    def program(rank: int) -> int:
+        return plan.script.run(mains[rank])
+
+    module = _module(plan, lambda: sessions[world.current])
+    with surroundings(plan.script, module):
+        world.on_switch = modules.switch
+        statuses = world.run(program)
+    trace = merge([(bytes(log.data), tables) for log in logs], plan.header(decisions, marks))
+    return Ended(max(statuses, key=abs), trace, marks)
+
+
+def run_as_rank(plan: Plan, world: MpiWorld, watched: Callable[[Log], None]) -> Ended:
+    """Run the script as this process of an MPI job. `watched` gives the log's waits their deadline."""
+    import sys
+
+    from emu.comm.mpi import MpiTurns
+
+    log = Log(world.rank)
+    core = Comm(world.wire, log, range(world.size))
+    decisions: dict[str, Any] = {}
+    session = _session(plan, core, HostAnswers(), Background(MpiTurns(world.watch)), decisions)
+    watched(log)
+    main = plan.script.main()
+    with surroundings(plan.script, _module(plan, lambda: session)):
+        sys.modules["__main__"] = main
+        status = plan.script.run(main)
+    logs = world.gather_logs(bytes(log.data), log.tables)
+    statuses = world.gather(status)
+    if logs is None or statuses is None:
+        return Ended(status, None)
+    return Ended(max(statuses, key=abs), merge(logs, plan.header(decisions, {})))
+
+
+def _session(plan: Plan, core: Comm, answers: Any, background: Background, decisions: dict[str, Any]) -> Session:
+    core.cluster, core.decisions = plan.cluster, decisions
+    node = plan.cluster.node_of(core.rank)
+    session = Session(core, answers, background, host=f"node{node}")
+    if plan.speedup is not None:
+        watch = Stopwatch(core.log, plan.speedup)
+        session.enter, session.leave = watch.enter, watch.leave
+    return session
+
+
+def _module(plan: Plan, session: Callable[[], Session]) -> Any:
+    module = make(session)
+    if plan.speedup is not None:
+        observed(module, session)
+    return module
