@@ -30,10 +30,10 @@ def _happen(s, time, kind, what):
 
 
 @inner("iif")
-def _finish_group(s, l, time):
-    """Finish the flows of link `l` whose time has come."""
+def _finish_group(s, j, time):
+    """Finish the flows of link `j` whose time has come."""
     msg = messages(s)
-    m = links(s)[l].group_head
+    m = links(s)[j].group_head
     while m >= 0:
         following = msg[m].group_next
         if msg[m].finish <= time:

@@ -6,7 +6,7 @@ look at every file of the engine, so that a change in one of them is never met b
 
 import os
 from pathlib import Path
-from typing import ClassVar
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -25,8 +25,8 @@ def _engine_stamp() -> tuple:
     return tuple((f.name, f.stat().st_mtime, f.stat().st_size) for f in sorted(FOLDER.glob("*.py")))
 
 
-def _stamped(locator: type) -> type:
-    class Stamped(locator):  # type: ignore[misc, valid-type]
+def _stamped(locator: Any) -> Any:
+    class Stamped(locator):
         def get_source_stamp(self):
             return _engine_stamp()
 
@@ -40,7 +40,7 @@ def _stamped(locator: type) -> type:
 
 
 class _EngineCache(caching.CompileResultCacheImpl):
-    _locator_classes: ClassVar[list] = [_stamped(c) for c in (
+    _locator_classes = [_stamped(c) for c in (
         caching.UserProvidedCacheLocator, caching.InTreeCacheLocator, caching.UserWideCacheLocator)]
 
 

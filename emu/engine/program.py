@@ -12,7 +12,7 @@ import numpy as np
 from emu.cluster import RouteList
 from emu.engine import layout as L
 from emu.engine.profiles import Profile
-from emu.engine.routes import take_in
+from emu.engine.routes import routes_between, take_in
 from emu.engine.state import SELF_ROUTE, State
 from emu.errors import TraceError
 from emu.trace import DTYPES, Template
@@ -322,7 +322,7 @@ class Program:
         fresh = wanted[~np.isin(wanted, self._pairs, assume_unique=True)] if len(self._pairs) else wanted
         if not len(fresh):
             return
-        table = self.cluster.route_table(fresh // self.world_size, fresh % self.world_size)
+        table = routes_between(self.cluster, fresh // self.world_size, fresh % self.world_size)
         numbers = np.arange(len(self.routes), len(self.routes) + len(fresh), dtype=np.int32)
         take_in(self.state, self.cluster, table, len(self.routes), self.profile.overheads)
         self.routes.extend(table)
@@ -366,7 +366,6 @@ class Program:
         entry["first"], entry["count"], entry["neck"] = first, hops, neck
         self.routes.append(route)
         return number
-
 
     def route_order(self) -> np.ndarray:
         """Return the routes' numbers ordered by source and destination, copies last: however they came in."""

@@ -12,6 +12,7 @@ from emu.engine.profiles import find_profile
 from emu.engine.program import Program
 from emu.engine.questions import Answer, Question, answer, answer_time_s
 from emu.engine.raw import RawTimeline
+from emu.engine.routes import Reordered
 from emu.engine.state import State
 from emu.errors import ConfigError
 from emu.trace import Template, Trace

@@ -1,12 +1,46 @@
 """Take the cluster's routes into the engine's state, many at a time."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from emu.cluster.routing import RouteTable
 from emu.engine import layout as L
 from emu.engine.state import State
+
+
+class Reordered(Sequence[Any]):
+    """A sequence in another order, looked up when asked."""
+
+    def __init__(self, items: Sequence[Any], order: np.ndarray) -> None:
+        self._items, self._order = items, order
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __getitem__(self, number: Any) -> Any:
+        if isinstance(number, slice):
+            return [self[i] for i in range(*number.indices(len(self)))]
+        return self._items[int(self._order[number])]
+
+
+def routes_between(cluster: Any, src: np.ndarray, dst: np.ndarray) -> RouteTable:
+    """Return the routes of pairs; from a cluster that knows single routes only, one by one."""
+    if hasattr(cluster, "route_table"):
+        return cluster.route_table(src, dst)
+    routes = [cluster.route(int(a), int(b)) for a, b in zip(src, dst, strict=True)]
+    names = tuple(dict.fromkeys(r.transport for r in routes))
+    number = {name: k for k, name in enumerate(names)}
+    return RouteTable(
+        first=np.cumsum([0, *(len(r.links) for r in routes)]),
+        links=np.array([link for r in routes for link in r.links], np.int32),
+        latency_s=np.array([r.latency_s for r in routes]),
+        cap_bytes_per_s=np.array([r.cap_bytes_per_s for r in routes]),
+        transport=np.array([number[r.transport] for r in routes], np.int32),
+        transports=names,
+    )
 
 
 def take_in(state: State, cluster: Any, table: Any, first_number: int, overheads: bool) -> None:

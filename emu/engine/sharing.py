@@ -98,13 +98,13 @@ def schedule(s, m, neck):
 
 
 @inner("ii")
-def mark_dirty(s, l):
-    """Remember that the flows of link `l` may have to be rated again."""
-    k = links(s)[l]
+def mark_dirty(s, j):
+    """Remember that the flows of link `j` may have to be rated again."""
+    k = links(s)[j]
     if k.dirty == 0:
         k.dirty = 1
         count = counts(s)
-        dirty_links(s)[count[L.DIRTY_COUNT]] = l
+        dirty_links(s)[count[L.DIRTY_COUNT]] = j
         count[L.DIRTY_COUNT] += 1
 
 
@@ -152,8 +152,8 @@ def remove_flow(s, m):
     base = m << counts(s)[L.NODE_SHIFT]
     leave_group(s, m)
     for h in range(r.count):
-        l = rl[r.first + h]
-        k = link[l]
+        j = rl[r.first + h]
+        k = link[j]
         n = base + h
         after, before = node[2 * n], node[2 * n + 1]
         if before >= 0:
@@ -170,7 +170,7 @@ def remove_flow(s, m):
             k.load -= f.rate
             k.stale += 1
             if k.group > 0:
-                mark_dirty(s, l)
+                mark_dirty(s, j)
     f.status &= ~L.FLYING
 
 
@@ -216,9 +216,9 @@ def _add(s, m):
 
 
 @inner("ii")
-def _add_group(s, l):
+def _add_group(s, j):
     msg = messages(s)
-    m = links(s)[l].group_head
+    m = links(s)[j].group_head
     while m >= 0:
         _add(s, m)
         m = msg[m].group_next
@@ -267,8 +267,8 @@ def _add_component(s):
 
 
 @njit
-def _sift(h, i, n, share, l):
-    """Let (share, l) sink from place `i` of a heap of `n`."""
+def _sift(h, i, n, share, j):
+    """Let (share, j) sink from place `i` of a heap of `n`."""
     while True:
         down = 2 * i + 1
         if down >= n:
@@ -276,11 +276,11 @@ def _sift(h, i, n, share, l):
         if down + 1 < n and (h[down + 1].time < h[down].time or (
                 h[down + 1].time == h[down].time and h[down + 1].key < h[down].key)):
             down += 1
-        if share < h[down].time or (share == h[down].time and l <= h[down].key):
+        if share < h[down].time or (share == h[down].time and j <= h[down].key):
             break
         h[i].time, h[i].key = h[down].time, h[down].key
         i = down
-    h[i].time, h[i].key = share, l
+    h[i].time, h[i].key = share, j
 
 
 @inner("i")
@@ -296,14 +296,14 @@ def _open_links(s):
         f.fill = -1.0
         r = rt[f.route]
         for h in range(r.count):
-            l = rl[r.first + h]
-            k = link[l]
+            j = rl[r.first + h]
+            k = link[j]
             if k.stamp == 0:
                 k.stamp = 1
                 k.inside = 0
                 k.room = 0.0
                 k.group_inside = 0
-                touched[edges] = l
+                touched[edges] = j
                 edges += 1
             k.inside += 1
             k.room += f.rate
@@ -335,23 +335,23 @@ def _fill(s):
         _sift(h, i, n, h[i].time, h[i].key)
     left = count[L.SET_COUNT]
     while left > 0:
-        share, l = h[0].time, h[0].key
+        share, j = h[0].time, h[0].key
         now_share = share
-        if l >= 0:
-            if link[l].open == 0:
+        if j >= 0:
+            if link[j].open == 0:
                 n -= 1
                 _sift(h, 0, n, h[n].time, h[n].key)
                 continue
-            now_share = max(share, link[l].room / link[l].open)
+            now_share = max(share, link[j].room / link[j].open)
         if now_share > share:
-            _sift(h, 0, n, now_share, l)
+            _sift(h, 0, n, now_share, j)
             continue
-        if l < 0:
-            if msg[-1 - l].fill < 0.0:
-                _freeze(s, -1 - l, share, L.OWN_CAP)
+        if j < 0:
+            if msg[-1 - j].fill < 0.0:
+                _freeze(s, -1 - j, share, L.OWN_CAP)
                 left -= 1
         else:
-            left -= _freeze_link(s, l, share)
+            left -= _freeze_link(s, j, share)
         n -= 1
         _sift(h, 0, n, h[n].time, h[n].key)
 
@@ -370,12 +370,12 @@ def _freeze(s, m, share, neck):
 
 
 @inner("iif")
-def _freeze_link(s, l, share):
-    """Freeze the set's open flows of link `l`; return how many. Faster ones held fixed join the set."""
+def _freeze_link(s, j, share):
+    """Freeze the set's open flows of link `j`; return how many. Faster ones held fixed join the set."""
     count, msg, node = counts(s), messages(s), nodes(s)
     shift, epoch = count[L.NODE_SHIFT], count[L.EPOCH]
     frozen = 0
-    n = links(s)[l].head
+    n = links(s)[j].head
     while n >= 0:
         m = n >> shift
         f = msg[m]
@@ -384,7 +384,7 @@ def _freeze_link(s, l, share):
                 _add(s, m)
                 f.fill = 0.0
         elif f.fill < 0.0:
-            _freeze(s, m, share, l)
+            _freeze(s, m, share, j)
             frozen += 1
         n = node[2 * n]
     return frozen
@@ -412,12 +412,12 @@ def _add_bound(s):
 
 
 @inner("ii")
-def _want_regroup(s, l):
-    k = links(s)[l]
+def _want_regroup(s, j):
+    k = links(s)[j]
     if k.regroup == 0:
         k.regroup = 1
         count = counts(s)
-        regroup_links(s)[count[L.REGROUP_COUNT]] = l
+        regroup_links(s)[count[L.REGROUP_COUNT]] = j
         count[L.REGROUP_COUNT] += 1
 
 
