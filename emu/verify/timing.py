@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from emu.cluster import Cluster
-from emu.collectives.all_reduce_hierarchical import nodes_on
 from emu.collectives.table import TABLE
 from emu.comm import run_dry, run_local
 from emu.comm.communicator import Comm
@@ -36,6 +34,7 @@ def time_beside_best(submission: Submission, cluster: Cluster, p: int, nbytes: i
     n = nbytes // 4 // chunks if contract.takes != "nothing" else 0
 
     def main(comm: Comm) -> None:
+        comm.cluster = cluster
         x = np.ones(contract.input_size(p, n), "float32")
         out = np.zeros(contract.output_size(p, n), "float32")
         contract.call(submission.function, comm, x, out, 0, "sum", submission.options)
@@ -50,12 +49,12 @@ def time_beside_best(submission: Submission, cluster: Cluster, p: int, nbytes: i
 def known_time_s(collective: str, algorithm: str, cluster: Cluster, p: int, n: int, profile: str) -> float:
     """Return the emulated time of an algorithm of the table, run without bytes; n elements a chunk."""
     contract, function = contract_of(collective), TABLE[collective][algorithm].function
-    options: dict[str, Any] = {"nodes": nodes_on(cluster, range(p))} if algorithm == "hierarchical" else {}
 
     def main(comm: Comm) -> None:
+        comm.cluster = cluster
         x = comm.empty(contract.input_size(p, n), "float32")
         out = comm.empty(contract.output_size(p, n), "float32")
-        contract.call(function, comm, x, out, 0, "sum", options)
+        contract.call(function, comm, x, out, 0, "sum", {})
 
     return _time_s(run_dry(main, p)[1], cluster, profile)
 

@@ -185,7 +185,7 @@ class WatchedComm(Comm):
     def empty(self, size: int, dtype: Any, like: Any = None) -> Any:
         """Return scratch that is not zero by luck."""
         made = super().empty(size, dtype, like)
-        made.fill(UNSET if made.dtype.kind == "f" else -113)
+        made.fill(UNSET if made.dtype.kind == "f" else 113)
         return made
 
 
