@@ -27,8 +27,11 @@ from emu.trace import Trace
 if TYPE_CHECKING:
     from emu.comm.mpi import MpiWorld
     from emu.timeline import Timeline
+    from emu.wall.lateness import Told as Lateness
+    from emu.wall.run import Pace, Wall
 
 WAYS = ("auto", "mpi", "local", "dry")
+CLOCKS = ("virtual", "wall")
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class Run:
     cluster: Cluster
     profile: str
     memory: tuple[Memory, ...] = field(repr=False, default=())
+    lateness: Lateness | None = None  # under the wall clock
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -55,6 +59,9 @@ def run(
     way: str = "auto",
     device: str = "numpy",
     profile: str = "ideal",
+    clock: str = "virtual",
+    dilation: float | str = 1.0,
+    compute: str = "model",
     **settings: str,
 ) -> Run:
     """Run main(gpu) on every rank of a cluster.
@@ -62,11 +69,20 @@ def run(
     `ranks` defaults to the cluster's GPUs (under MPI: to the job's processes). `way` is "local" (coroutines in this
     process), "dry" (the same without bytes), "mpi", or "auto": MPI where an mpirun started this process, else local.
     Settings change the cluster, as `nic="100 Gb/s"`. An error of one rank ends all.
+
+    Under MPI, `clock="wall"` holds every message really back: an emulated second takes `dilation` seconds of the
+    host's ("auto": as few as the host can keep up with); a kernel takes its modelled time, or its "measured" one,
+    or "none" (`compute`).
     """
     if way not in WAYS:
         raise ConfigError(f"way: one of {', '.join(WAYS)} is expected, got {way!r}")
+    if clock not in CLOCKS:
+        raise ConfigError(f"clock: one of {', '.join(CLOCKS)} is expected, got {clock!r}")
     if way == "mpi" or (way == "auto" and _started_by_mpirun()):
-        return _run_mpi(main, cluster, ranks, device, profile, settings)
+        pace = _pace(dilation, compute) if clock == "wall" else None
+        return _run_mpi(main, cluster, ranks, device, profile, settings, pace)
+    if clock == "wall":
+        raise ConfigError("clock: ranks that are processes are expected for the wall clock; start with mpirun -n 4")
     made = _cluster(cluster, settings, ranks)
     results, trace, memory = run_here(main, made, ranks or made.size, dry=way == "dry", device=device, profile=profile)
     return Run(results, trace, made, profile, tuple(memory))
@@ -149,8 +165,9 @@ def mpi_trace(
 
 
 def _run_mpi(
-    main: Callable[[Gpu], Any], spec: str | Cluster, ranks: int | None, device: str, profile: str, settings: Any
-) -> Run:
+    main: Callable[[Gpu], Any], spec: str | Cluster, ranks: int | None, device: str, profile: str, settings: Any,
+    pace: Pace | None = None,
+) -> Run:  # fmt: skip
     from emu.comm.mpi import MpiWorld
 
     world = MpiWorld()
@@ -158,18 +175,36 @@ def _run_mpi(
         if ranks is not None and ranks != world.size:
             raise ConfigError(f"ranks: as many as mpirun started ({world.size}) are expected, got {ranks}")
         cluster = _cluster(spec, settings, world.size)
-        gpu = mpi_gpu(world, cluster, device)
-        clock = _MpiClock(world, gpu, cluster, profile)
-        gpu._host = lambda gpu: clock.time_s()
+        wall = wall_gpu(world, cluster, pace, device, profile) if pace is not None else None
+        gpu = wall.gpu if wall is not None else mpi_gpu(world, cluster, device)
+        if wall is None:
+            clock = _MpiClock(world, gpu, cluster, profile)
+            gpu._host = lambda gpu: clock.time_s()
         watch(world, gpu.comm.log)
         result = main(gpu)
+        lateness = wall.end() if wall is not None else None
         trace = world.tell(mpi_trace(world, gpu, cluster))
     except BaseException as error:
         end_job(world, error)
         raise
     finally:
         world.watch.stop()
-    return Run([result], trace, cluster, profile, (gpu.memory,))
+    return Run([result], trace, cluster, profile, (gpu.memory,), lateness)
+
+
+def wall_gpu(world: MpiWorld, cluster: Cluster, pace: Pace, device: str = "numpy", profile: str = "ideal") -> Wall:
+    """Return this process's GPU under the wall clock; `end()` it. Collective."""
+    from emu.wall.run import begin
+
+    return begin(
+        world, cluster, pace, device=device, profile=profile, failed=lambda error: end_job(world, error)
+    )
+
+
+def _pace(dilation: float | str, compute: str) -> Pace:
+    from emu.wall.run import read_pace
+
+    return read_pace(dilation, compute)
 
 
 class _MpiClock:

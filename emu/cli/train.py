@@ -174,13 +174,9 @@ def _begin_wall(world: MpiWorld, cluster: Cluster, options: Options) -> Wall | N
     """Seat this rank at the wall clock's table, if that is the clock."""
     if options.pace is None:
         return None
-    from emu.program import end_job
-    from emu.wall.run import begin
+    from emu.program import wall_gpu
 
-    return begin(
-        world, cluster, options.pace, device=options.device, profile=options.profile,
-        failed=lambda error: end_job(world, error),
-    )  # fmt: skip
+    return wall_gpu(world, cluster, options.pace, options.device, options.profile)
 
 
 class _Progress:

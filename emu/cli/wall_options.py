@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -43,18 +42,8 @@ def read_pace(clock: str, dilation: str | None, compute: str | None, speedup: fl
             if value is not None:
                 raise ConfigError(f"{name}: goes with --clock wall, got {value!r} under the virtual clock")
         return None
-    from emu.wall.run import Pace
+    from emu.wall.run import read_pace as read
 
     if speedup is not None and compute != "measured":
         raise ConfigError(f"--speedup: goes with --compute measured, got {speedup} without")
-    return Pace(_number(dilation), compute or "model", speedup if speedup is not None else 1.0)
-
-
-def _number(text: str | None) -> float:
-    try:
-        value = float(text) if text is not None else 1.0
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise ConfigError(f"--dilation: a number above 0 is expected, got {text!r}; such as 1000")
-    return value
+    return read(dilation if dilation is not None else 1.0, compute or "model", speedup if speedup is not None else 1.0)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from emu.wall import frames as F
+from emu.wall.governor import Governor
 from emu.wall.pace import now
 from emu.wall.referee import Lane, Referee
 
@@ -40,13 +41,16 @@ class Task:
     ranks: int
     profile: str
     dilation: float
+    auto: bool
     host: str
     word: bytes
 
 
-def start(cluster: Any, ranks: int, profile: str, dilation: float, host: str) -> tuple[subprocess.Popen, Address]:
+def start(
+    cluster: Any, ranks: int, profile: str, dilation: float, auto: bool, host: str
+) -> tuple[subprocess.Popen, Address]:
     """Start the referee's process; it listens on `host` when this returns."""
-    task = Task(cluster, ranks, profile, dilation, host, secrets.token_bytes(16))
+    task = Task(cluster, ranks, profile, dilation, auto, host, secrets.token_bytes(16))
     process = subprocess.Popen([sys.executable, "-c", _START], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None and process.stdout is not None
     pickle.dump(task, process.stdin)
@@ -67,7 +71,8 @@ def serve() -> None:
 
     model = Model(task.cluster, task.ranks, task.profile)
     model.warm()
-    _Server(listener, task, Referee(model, task.ranks, task.dilation)).run()
+    governor = Governor() if task.auto else None
+    _Server(listener, task, Referee(model, task.ranks, task.dilation, governor)).run()
 
 
 class _Server:
@@ -124,7 +129,7 @@ class _Connection:
         self.buffer += data
         for said in F.take_said(self.buffer):
             if said.kind == F.CLOCK_ASK:
-                self.tell(F.told(F.CLOCK, now(), number=said.number))
+                self.tell(F.Told(F.CLOCK, now(), number=said.number).frame())
             elif self.lane is None:
                 if said.kind != F.HELLO or said.payload != server.task.word:
                     server.close(self)

@@ -9,25 +9,39 @@ import struct
 from dataclasses import dataclass
 
 # From a stream to the referee.
-HELLO, ENTER, ROWS, ASK, RECORD, AWAIT, JOB, START, DONE, EXCHANGE, BYE, FAILED, CLOCK_ASK = range(13)
+HELLO, ENTER, ROWS, ASK, RECORD, AWAIT, JOB, START, DONE, EXCHANGE, BYE, FAILED, CLOCK_ASK, LATE = range(14)
 # From the referee to a stream.
 ANSWER, ERROR, CLOCK = range(3)
 
+OWN_UNIT = 1e15  # LATE tells a message's own time in so many parts of a second, and in `stamp` how late it was
+
 SAID = struct.Struct("<BBHIdq")  # kind, stream, -, payload bytes, stamp, number
-TOLD = struct.Struct("<BBHIdddq")  # kind, -, -, payload bytes, time_s, origin_s, stood_still_s, number
+TOLD = struct.Struct("<BBHIddddq")  # kind, -, -, payload bytes, time_s, origin_s, dilation, stood_still_s, number
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """One thing the referee tells a stream: its time, the host's time of emulated time 0 from now on, and by how much
-    that has moved so far."""
+    """One thing the referee tells a stream: its time, and the pace from now on.
+
+    Emulated time t stands for the moment `origin_s + dilation * t` of the host's clock; the origin has moved by
+    `stood_still_s` because emulated time had to wait for hosts.
+    """
 
     kind: int
-    time_s: float
-    origin_s: float
-    stood_still_s: float
-    number: int
-    payload: bytes
+    time_s: float = 0.0
+    origin_s: float = 0.0
+    dilation: float = 1.0
+    stood_still_s: float = 0.0
+    number: int = 0
+    payload: bytes = b""
+
+    def frame(self) -> bytes:
+        """Return it as bytes."""
+        head = TOLD.pack(
+            self.kind, 0, 0, len(self.payload), self.time_s, self.origin_s, self.dilation, self.stood_still_s,
+            self.number,
+        )  # fmt: skip
+        return head + self.payload
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +60,6 @@ def said(kind: int, stream: int = 0, stamp: float = 0.0, number: int = 0, payloa
     return SAID.pack(kind, stream, 0, len(payload), stamp, number) + payload
 
 
-def told(
-    kind: int, time_s: float = 0.0, origin_s: float = 0.0, stood_still_s: float = 0.0, number: int = 0,
-    payload: bytes = b"",
-) -> bytes:  # fmt: skip
-    """Return one frame of the referee."""
-    return TOLD.pack(kind, 0, 0, len(payload), time_s, origin_s, stood_still_s, number) + payload
-
-
 def take_said(buffer: bytearray) -> list[Said]:
     """Take all whole frames of a stream off the front of `buffer`."""
     return [
@@ -64,10 +70,7 @@ def take_said(buffer: bytearray) -> list[Said]:
 
 def take_told(buffer: bytearray) -> list[Told]:
     """Take all whole frames of the referee off the front of `buffer`."""
-    return [
-        Told(kind, time_s, origin_s, stood_still_s, number, payload)
-        for (kind, _, _, _, time_s, origin_s, stood_still_s, number), payload in _take(buffer, TOLD)
-    ]
+    return [Told(fields[0], *fields[4:], payload) for fields, payload in _take(buffer, TOLD)]
 
 
 def _take(buffer: bytearray, header: struct.Struct) -> list[tuple[tuple, bytes]]:

@@ -17,11 +17,11 @@ class Lateness:
     """What one rank's messages were. Several threads add to it."""
 
     def __init__(self) -> None:
-        self.found: list[tuple[float, float]] = []  # emulated time of a message, seconds late on the host's clock
+        self.found: list[tuple[float, float, float]] = []
 
-    def message(self, own_s: float, late_s: float) -> None:
-        """Count a message that takes `own_s` of emulated time and came `late_s` after its time."""
-        self.found.append((own_s, late_s))
+    def message(self, own_s: float, late_s: float, dilation: float) -> None:
+        """Count a message that takes `own_s` of emulated time and came `late_s` of the host's after its time."""
+        self.found.append((own_s, late_s, dilation))
 
 
 @dataclass(frozen=True)
@@ -72,14 +72,14 @@ class Told:
 
 
 def summarise(
-    found: Sequence[Sequence[tuple[float, float]]], dilation: float, stood_still_s: float, run_s: float
+    found: Sequence[Sequence[tuple[float, float, float]]], dilation: float, stood_still_s: float, run_s: float
 ) -> Told:
-    """Join what all ranks found."""
-    pairs = np.array([pair for rank in found for pair in rank], dtype=float).reshape(-1, 2)
-    pairs = pairs[pairs[:, 0] > 0]
+    """Join what all ranks found; messages from before the dilation was settled do not count."""
+    pairs = np.array([message for rank in found for message in rank], dtype=float).reshape(-1, 3)
+    pairs = pairs[(pairs[:, 0] > 0) & (pairs[:, 2] == dilation)]
     if not len(pairs):
         return Told(dilation, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, stood_still_s, run_s, dilation)
-    own_s, late_s = pairs.T
+    own_s, late_s, _ = pairs.T
     part = late_s / (dilation * own_s)
     needed = late_s / (ENOUGH * own_s)
     behind = dilation * run_s / max(run_s - stood_still_s, 1e-9)

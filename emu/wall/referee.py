@@ -21,6 +21,7 @@ from typing import Any
 from emu.comm.wire import Call, compare
 from emu.errors import DeadlockError, EmuError, RankError
 from emu.wall import frames as F
+from emu.wall.governor import Governor
 from emu.wall.model import Model
 
 Tell = Callable[[bytes], None]
@@ -39,6 +40,7 @@ class Lane:
     granted: deque[float] = field(default_factory=deque)  # when those that it has not begun were given
     not_before_s: float = 0.0
     asked: F.Said | None = None
+    stamped_s: float = 0.0  # its time when its program last came to something
     parked: str = ""  # what else than the engine it waits for
 
     @property
@@ -57,10 +59,11 @@ class Meeting:
 class Referee:
     """Feeds the engine what ranks say, and answers them. Call `settle` after one or more `hear`."""
 
-    def __init__(self, model: Model, ranks: int, dilation: float) -> None:
+    def __init__(self, model: Model, ranks: int, dilation: float, governor: Governor | None = None) -> None:
         self.model = model
         self.ranks = ranks
         self.dilation = dilation
+        self.governor = governor  # adapts the dilation to what the hosts can do
         self.origin_s: float | None = None  # host time of emulated time 0; known when all ranks have begun
         self.stood_still_s = 0.0
         self.lanes: dict[tuple[int, int], Lane] = {}
@@ -89,6 +92,8 @@ class Referee:
         """Take in what one stream says."""
         if said.kind == F.FAILED:
             self.fail(pickle.loads(said.payload))
+        elif said.kind == F.LATE:
+            self._govern(said.number / F.OWN_UNIT, said.stamp)
         else:
             lane.queue.append(said)
 
@@ -226,7 +231,19 @@ class Referee:
         if self.origin_s is None or began > self.origin_s:
             if self.origin_s is not None and (time_s > 0 or self.model.now_s > 0):  # before, time has not begun
                 self.stood_still_s += began - self.origin_s
+                self._govern(time_s - lane.stamped_s, began - self.origin_s)
             self.origin_s = began
+        lane.stamped_s = time_s
+
+    def _govern(self, own_s: float, late_s: float) -> None:
+        """Take note of how late something was that takes `own_s`; change the dilation if that is called for."""
+        if self.governor is None or self.origin_s is None:
+            return
+        wanted = self.governor.take(own_s, late_s, self.dilation)
+        if wanted != self.dilation:
+            latest_s = max(self._time_s(lane) for lane in self.lanes.values())
+            self.origin_s += (self.dilation - wanted) * latest_s  # what was promised so far stays
+            self.dilation = wanted
 
     def _answer(self, lane: Lane) -> None:
         asked, lane.asked = lane.asked, None
@@ -238,7 +255,8 @@ class Referee:
         lane.tell(self._told(self._time_s(lane), asked.number, payload))
 
     def _told(self, time_s: float, number: int, payload: bytes) -> bytes:
-        return F.told(F.ANSWER, time_s, self.origin_s or 0.0, self.stood_still_s, number, payload)
+        origin_s = self.origin_s or 0.0
+        return F.Told(F.ANSWER, time_s, origin_s, self.dilation, self.stood_still_s, number, payload).frame()
 
     # Values and agreement
 
@@ -299,4 +317,4 @@ class Referee:
 
     def _tell_failure(self, lane: Lane) -> None:
         if lane.tell is not None and self.failure is not None:
-            lane.tell(F.told(F.ERROR, payload=pickle.dumps(self.failure)))
+            lane.tell(F.Told(F.ERROR, payload=pickle.dumps(self.failure)).frame())

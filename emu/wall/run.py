@@ -18,6 +18,7 @@ from emu.gpu.arrays import arrays_of
 from emu.gpu.memory import Memory
 from emu.wall import agent
 from emu.wall.device import COMPUTE, WallComm, WallGpu
+from emu.wall.governor import FIRST_DILATION
 from emu.wall.lateness import Lateness, Told, summarise
 from emu.wall.log import SharedTables, WallLog
 from emu.wall.pace import sharpen
@@ -37,6 +38,7 @@ class Pace:
     """How emulated time goes by: `dilation` seconds of the host for each; what computation takes."""
 
     dilation: float = 1.0
+    auto: bool = False  # begin with `dilation`, then take as much as the hosts need
     compute: str = "model"
     speedup: float = 1.0  # a measured kernel takes its measured time divided by this
 
@@ -47,6 +49,17 @@ class Pace:
             raise ConfigError(f"compute: one of {', '.join(COMPUTE)} is expected, got {self.compute!r}")
         if not 0 < self.speedup < float("inf"):
             raise ConfigError(f"speedup: a number above 0 is expected, got {self.speedup}")
+
+
+def read_pace(dilation: float | str, compute: str = "model", speedup: float = 1.0) -> Pace:
+    """Return a pace from what a user writes: a number, or "auto". Raise ConfigError for what is none."""
+    if dilation == "auto":
+        return Pace(FIRST_DILATION, True, compute, speedup)
+    try:
+        value = float(dilation)
+    except ValueError:
+        raise ConfigError(f"dilation: a number above 0 or 'auto' is expected, got {dilation!r}") from None
+    return Pace(value, False, compute, speedup)
 
 
 @dataclass
@@ -67,13 +80,14 @@ class Wall:
         streams.join(gpu)
         found = gpu.comm.wire.exchange(self.lateness.found)
         stood_still_s = self.seat.stood_still_s
-        took = stood_still_s + self.pace.dilation * self.seat.time_s
+        dilation = self.seat.dilation
+        took = stood_still_s + dilation * self.seat.time_s
         streams.end()
         gpu.log.close_gaps()
         self.seat.leave()
         if self.process is not None:
             self.process.wait(10)
-        return summarise(found, self.pace.dilation, stood_still_s, took)
+        return summarise(found, dilation, stood_still_s, took)
 
 
 def begin(
@@ -91,14 +105,16 @@ def begin(
     """
     process = address = None
     if world.rank == 0:
-        process, address = agent.start(cluster, world.size, profile, pace.dilation, "127.0.0.1")
+        process, address = agent.start(cluster, world.size, profile, pace.dilation, pace.auto, "127.0.0.1")
     address = world.tell(address)
     sys.setswitchinterval(SWITCH_S)
     sharpen()
     lateness, lock = Lateness(), threading.Lock()
 
     def open_seat(stream: int) -> Seat:
-        return Seat(address, world.rank, stream, pace.dilation, world.watch)
+        made = Seat(address, world.rank, stream, pace.dilation, world.watch)
+        made.tells_late = pace.auto
+        return made
 
     seat = open_seat(0)
     log = WallLog(world.rank, SharedTables(), seat, profile == "ideal")

@@ -32,6 +32,7 @@ class Seat:
         self, address: Address, rank: int, stream: int, dilation: float, watch: Watch, ahead_s: float = 0.0
     ) -> None:
         self.address, self.rank, self.stream, self.dilation, self.watch = address, rank, stream, dilation, watch
+        self.tells_late = False  # the referee adapts the dilation to how late messages are
         self.ahead_s = ahead_s  # by how much the referee's clock is ahead of this host's
         self.time_s = 0.0
         self.origin_s = 0.0
@@ -87,16 +88,17 @@ class Seat:
         watch.waiting = None
         told = self._told.pop(0)
         self.owed = False
-        self.time_s, self.origin_s, self.stood_still_s = told.time_s, told.origin_s, told.stood_still_s
+        self.time_s, self.stood_still_s = told.time_s, told.stood_still_s
+        self.origin_s, self.dilation = told.origin_s, told.dilation
         return told
 
     def moment(self, time_s: float) -> float:
         """Return the moment on this host's clock that an emulated time stands for."""
         return self.origin_s + self.dilation * time_s - self.ahead_s
 
-    def take_over(self, time_s: float, origin_s: float) -> None:
-        """Know as much of the time as another stream of this rank."""
-        self.time_s, self.origin_s = max(self.time_s, time_s), max(self.origin_s, origin_s)
+    def take_over(self, time_s: float, origin_s: float, dilation: float) -> None:
+        """Know as much of the time as another stream of this rank did."""
+        self.time_s, self.origin_s, self.dilation = max(self.time_s, time_s), origin_s, dilation
 
     def wait_until_moved(self, moved: Callable[[], bool], by: float) -> None:
         """Wait for bytes that MPI has not moved yet, looking more often when the moment `by` is near or past."""

@@ -30,6 +30,7 @@ class _Job:
     work: Callable[[], Any]
     time_s: float
     origin_s: float
+    dilation: float
 
 
 class Stream:
@@ -53,7 +54,7 @@ class Stream:
         host.seat.say(F.JOB, number=self.number)
         host.seat.flush()
         host.gap(self.log)
-        self._jobs.put(_Job(job, host.seat.time_s, host.seat.origin_s))
+        self._jobs.put(_Job(job, host.seat.time_s, host.seat.origin_s, host.seat.dilation))
 
     def comm(self, comm: WallComm) -> WallComm:
         """Return a communicator as this stream sees it."""
@@ -73,7 +74,7 @@ class Stream:
         try:
             while (job := self._jobs.get()) is not None:
                 self.log.pieces.append(len(self.log.data))
-                self.seat.take_over(job.time_s, job.origin_s)
+                self.seat.take_over(job.time_s, job.origin_s, job.dilation)
                 self.seat.say(F.START)
                 job.work()
                 self.seat.settle()

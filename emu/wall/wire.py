@@ -195,7 +195,10 @@ class WallWire:
                 self._left.append((posted.inner, posted.into))
             elif getattr(posted.inner, "source", -1) >= 0:
                 posted.source, posted.tag, posted.nbytes = posted.inner.source, posted.inner.tag, posted.inner.nbytes
-            self.lateness.message(time_s - posted.time_s, released - due)
+            self.lateness.message(time_s - posted.time_s, released - due, self.seat.dilation)
+            if self.seat.tells_late:
+                own = int(F.OWN_UNIT * (time_s - posted.time_s))
+                self.seat.say(F.LATE, released - due, number=own)
 
     # Control
 
