@@ -13,7 +13,8 @@ def run_pytest(run_job, tmp_path):
     def run(body: str, mpi: str = "openmpi", limit_s: float = 60.0):
         header = "import pytest\npytestmark = pytest.mark.mpi\n"
         (tmp_path / "test_inner.py").write_text(header + textwrap.dedent(body))
-        line = ["python", "-m", "pytest", "--with-mpi", "-p", "mpi_verdicts", "-q", "test_inner.py"]
+        line = ["python", "-m", "pytest", "--with-mpi", "-p", "mpi_verdicts", "-q", "-rN", "--color=no"]
+        line.append("test_inner.py")
         path = f"{ROOT}:{ROOT / 'tests'}"
         return run_job(line, ranks=3, mpi=mpi, limit_s=limit_s, env={"PYTHONPATH": path}, cwd=tmp_path)
 
