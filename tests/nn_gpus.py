@@ -104,7 +104,7 @@ class StrictModule:
     inf, float32, float64 = np.inf, np.float32, np.float64
     FUNCTIONS = frozenset(
         "add subtract multiply divide maximum matmul exp log sqrt tanh cos sin sum mean max argmax take einsum triu "
-        "full zeros ones empty empty_like zeros_like ones_like arange dot".split()
+        "full where zeros ones empty empty_like zeros_like ones_like arange dot".split()
     )
 
     def __getattr__(self, name: str) -> Any:

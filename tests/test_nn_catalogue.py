@@ -7,11 +7,12 @@ import pytest
 from nn_gpus import dry_gpu, real_gpu
 
 from emu.errors import ConfigError
-from emu.nn.architectures import FAMILIES, Options
+from emu.nn.architectures import FAMILIES
 from emu.nn.catalogue import find, names, source
 from emu.nn.describe import describe
 from emu.nn.loss import SoftmaxCrossEntropy
 from emu.nn.models import gpt, mlp
+from emu.nn.transformers import Options
 
 PUBLISHED = {
     "gpt2": 124_439_808,

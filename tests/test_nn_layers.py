@@ -304,6 +304,7 @@ def test_empty_batches_pass_through():
     "make, shape, message",
     [
         (lambda: Embedding("e", 4, 3, 2), (1, 3), "e: a length of at most 2 is expected, got 3"),
+        (lambda: Rotary("r", 1), (1, 2, 9), "r: heads of an even width are expected, got 3"),
         (lambda: Attention("a", 3), (2, 5, 10), "a: the input must have shape"),
         (lambda: Conv2d("c", 1, 1, 5), (1, 1, 3, 3), "c: a window of 5 must fit into 3"),
         (lambda: MaxPool2d("p", 4), (1, 1, 3, 3), "p: a window of 4 must fit"),

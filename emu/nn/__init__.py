@@ -1,12 +1,12 @@
 """Layers, losses, optimizers, data and models: explicit forward and backward, and a cost for each kernel.
 
-    kernel, parameter, layer        how layers compute; what they train; what they are
-    linear, conv, attention, …      one kind of layer a file
-    compose, split                  layers made of layers; a rank's part of a layer
-    loss, optim, model              what turns layers into training
-    models, data                    an MLP, a CNN and a GPT for data that every machine has
-    architectures, catalogue, own   public shapes, and a user's own file
-    describe                        what each layer of a model costs
+kernel, parameter, layer        how layers compute; what they train; what they are
+linear, conv, attention, …      one kind of layer a file
+compose, split, split_loss      layers made of layers; a rank's part of a layer, and of the loss
+loss, optim, model              what turns layers into training
+models, transformers, data      an MLP, a CNN and a GPT for data that every machine has
+architectures, catalogue, own   public shapes, and a user's own file
+describe                        what each layer of a model costs
 """
 
 from .activation import GELU, ReLU, SwiGLU

@@ -3,77 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from .activation import GELU, ReLU, SwiGLU
-from .attention import Attention
+from .activation import GELU, ReLU
 from .batchnorm import BatchNorm2d
-from .compose import Recompute, Residual, Sequential
+from .compose import Residual, Sequential
 from .conv import Conv2d
 from .embedding import Embedding
 from .layer import Layer
-from .linear import Linear
 from .model import Model
 from .models import gpt as small_gpt
 from .norm import LayerNorm
-from .parameter import normal
 from .pool import AvgPool2d, Flatten, MaxPool2d
 from .rmsnorm import RMSNorm
-from .rotary import Rotary
+from .transformers import Options, bert_block, embedding_and_head, final, llama_block
 
 Sizes = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Options:
-    """How a model is computed: precision of arrays and of products, attention, recomputation of blocks."""
-
-    dtype: str = "float32"
-    math: str | None = None
-    fused: bool = False
-    recompute: bool = False
-
-    def block(self, layer: Layer) -> Layer:
-        """Wrap a block for recomputation where that is asked for."""
-        return Recompute(layer) if self.recompute else layer
 
 
 def gpt(sizes: Sizes, options: Options) -> Model:
     """Make a GPT-2 or GPT-3."""
     return small_gpt(
         sizes["vocabulary"], sizes["length"], depth=sizes["layers"], width=sizes["width"], heads=sizes["heads"],
-        fused=options.fused, recompute=options.recompute, dtype=options.dtype, math=options.math,
+        fused=options.fused, recompute=options.recompute, split=options.split, dtype=options.dtype, math=options.math,
     )  # fmt: skip
 
 
 def llama(sizes: Sizes, options: Options) -> Model:
     """Make a Llama: RMS norm, rotary positions, grouped queries, SwiGLU, no biases, an untied head."""
-    vocabulary, width = sizes["vocabulary"], sizes["width"]
-    layers: list[Layer] = [Embedding("embedding", vocabulary, width, dtype=options.dtype)]
-    layers += [options.block(_llama_block(f"block{i}", sizes, options)) for i in range(sizes["layers"])]
-    layers += [RMSNorm("norm", width, dtype=options.dtype), _linear("head", width, vocabulary, options, bias=False)]
-    return Model("llama", layers)
-
-
-def _llama_block(name: str, sizes: Sizes, options: Options) -> Layer:
-    width, heads, hidden = sizes["width"], sizes["heads"], sizes["hidden"]
-    groups = sizes.get("groups") or heads
-    each = width // heads
-    attention: list[Layer] = [
-        RMSNorm(f"{name}.norm1", width, dtype=options.dtype),
-        _linear(f"{name}.qkv", width, (heads + 2 * groups) * each, options, bias=False),
-        Rotary(f"{name}.rotary", heads, groups, base=float(sizes.get("base", 10_000))),
-        Attention(f"{name}.attention", heads, groups, fused=options.fused, math=options.math),
-        _linear(f"{name}.project", width, width, options, bias=False),
-    ]
-    feed_forward: list[Layer] = [
-        RMSNorm(f"{name}.norm2", width, dtype=options.dtype),
-        _linear(f"{name}.gate_up", width, 2 * hidden, options, bias=False),
-        SwiGLU(f"{name}.swiglu"),
-        _linear(f"{name}.down", hidden, width, options, bias=False),
-    ]
-    return _two_residuals(name, attention, feed_forward)
+    width, heads = sizes["width"], sizes["heads"]
+    groups, base = sizes.get("groups") or heads, float(sizes.get("base", 10_000))
+    embedding = Embedding("embedding", sizes["vocabulary"], width, dtype=options.dtype)
+    head = options.linear("head", width, sizes["vocabulary"], bias=False)
+    layers, head = embedding_and_head(embedding, head, options)
+    for index in range(sizes["layers"]):
+        block = llama_block(f"block{index}", width, heads, groups, sizes["hidden"], base, options)
+        layers.append(options.block(block))
+    return Model("llama", [*layers, RMSNorm("norm", width, dtype=options.dtype), *final(head, options)])
 
 
 def bert(sizes: Sizes, options: Options) -> Model:
@@ -82,38 +48,19 @@ def bert(sizes: Sizes, options: Options) -> Model:
     embedding = Embedding(
         "embedding", sizes["vocabulary"], width, sizes["length"], segments=sizes.get("segments"), dtype=dtype
     )
-    layers: list[Layer] = [embedding, LayerNorm("embedding.norm", width, epsilon=1e-12, dtype=dtype)]
-    layers += [options.block(_bert_block(f"block{i}", sizes, options)) for i in range(sizes["layers"])]
+    head = options.linear("head", width, sizes["vocabulary"])
+    head.weight = embedding.token
+    layers, head = embedding_and_head(embedding, head, options)
+    layers.append(LayerNorm("embedding.norm", width, epsilon=1e-12, dtype=dtype))
+    for index in range(sizes["layers"]):
+        layers.append(options.block(bert_block(f"block{index}", width, sizes["heads"], options)))
     layers += [
-        _linear("transform", width, width, options),
+        options.linear("transform", width, width),
         GELU("transform.gelu"),
         LayerNorm("transform.norm", width, epsilon=1e-12, dtype=dtype),
-        Linear("head", width, sizes["vocabulary"], dtype=dtype, math=options.math, weight=embedding.token),
+        *final(head, options),
     ]
     return Model("bert", layers)
-
-
-def _bert_block(name: str, sizes: Sizes, options: Options) -> Layer:
-    width, heads, dtype = sizes["width"], sizes["heads"], options.dtype
-    attention: list[Layer] = [
-        _linear(f"{name}.qkv", width, 3 * width, options),
-        Attention(f"{name}.attention", heads, causal=False, fused=options.fused, math=options.math),
-        _linear(f"{name}.project", width, width, options),
-    ]
-    feed_forward: list[Layer] = [
-        _linear(f"{name}.up", width, 4 * width, options),
-        GELU(f"{name}.gelu"),
-        _linear(f"{name}.down", 4 * width, width, options),
-    ]
-    return Sequential(
-        name,
-        [
-            Residual(f"{name}.add1", Sequential(f"{name}.attend", attention)),
-            LayerNorm(f"{name}.norm1", width, epsilon=1e-12, dtype=dtype),
-            Residual(f"{name}.add2", Sequential(f"{name}.feed", feed_forward)),
-            LayerNorm(f"{name}.norm2", width, epsilon=1e-12, dtype=dtype),
-        ],
-    )
 
 
 def resnet(sizes: Sizes, options: Options) -> Model:
@@ -131,7 +78,7 @@ def resnet(sizes: Sizes, options: Options) -> Model:
             name = f"stage{stage + 1}.block{index}"
             layers.append(options.block(_bottleneck(name, inputs, inner, stride, options)))
             inputs = 4 * inner
-    layers += [AvgPool2d("pool"), Flatten(), _linear("classes", inputs, sizes["classes"], options)]
+    layers += [AvgPool2d("pool"), Flatten(), options.linear("classes", inputs, sizes["classes"])]
     return Model("resnet", layers)
 
 
@@ -179,24 +126,9 @@ def vgg(sizes: Sizes, options: Options) -> Model:
     layers.append(Flatten())
     features = inputs * height * width
     for index, outputs in enumerate((4096, 4096)):
-        layers += [_linear(f"linear{index + 1}", features, outputs, options), ReLU(f"linear{index + 1}.relu")]
+        layers += [options.linear(f"linear{index + 1}", features, outputs), ReLU(f"linear{index + 1}.relu")]
         features = outputs
-    return Model("vgg", [*layers, _linear("classes", features, sizes["classes"], options)])
-
-
-def _linear(name: str, inputs: int, outputs: int, options: Options, bias: bool = True) -> Linear:
-    init = normal(0.02)
-    return Linear(name, inputs, outputs, bias=bias, init=init, dtype=options.dtype, math=options.math)
-
-
-def _two_residuals(name: str, first: list[Layer], second: list[Layer]) -> Layer:
-    return Sequential(
-        name,
-        [
-            Residual(f"{name}.add1", Sequential(f"{name}.attend", first)),
-            Residual(f"{name}.add2", Sequential(f"{name}.feed", second)),
-        ],
-    )
+    return Model("vgg", [*layers, options.linear("classes", features, sizes["classes"])])
 
 
 FAMILIES: dict[str, Callable[[Sizes, Options], Model]] = {

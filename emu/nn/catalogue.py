@@ -18,9 +18,11 @@ from typing import Any
 from emu.catalog.schema import unknown
 from emu.errors import ConfigError
 
-from .architectures import FAMILIES, SIZES, Options
+from .architectures import FAMILIES, SIZES
 from .model import Model
 from .own import read_layers, read_toml
+from .split import Split
+from .transformers import Options
 
 _WORDS = ("family", "aliases", "source", "note")
 
@@ -51,9 +53,15 @@ class Shape:
         math: str | None = None,
         fused: bool = False,
         recompute: bool = False,
+        split: Split | None = None,
     ) -> Model:
-        """Make the model. It has no arrays yet: at full size, allocate it on a dry GPU only."""
-        model = self.make(self.sizes, Options(dtype, math, fused, recompute))
+        """Make the model, or one rank's part of a transformer. It has no arrays yet: at full size, allocate it on a
+        dry GPU only."""
+        if split is not None and not self.integers:
+            raise ConfigError(f"model {self.name}: only transformers are split over ranks, got split={split.parts}")
+        if split is not None and split.vocabulary and self.family == "layers":
+            raise ConfigError(f"model {self.name}: of layers one by one only blocks are split, got a split vocabulary")
+        model = self.make(self.sizes, Options(dtype, math, fused, recompute, split))
         model.name = self.name
         return model
 

@@ -39,6 +39,7 @@ class Embedding:
         self.position = None
         if positions is not None:
             self.position = Parameter(f"{name}.position", (positions, width), normal(deviation), dtype)
+        self.first = 0  # the number of the table's first token, where it is a part of a larger one
         self.segment = None
         if segments is not None:
             self.segment = Parameter(f"{name}.segment", (segments, width), normal(deviation), dtype)
@@ -60,14 +61,16 @@ class Embedding:
         read = x.nbytes + y.nbytes + sum(length * self.width * y.dtype.itemsize for _, length in tables)
         cost = Cost(len(tables) * y.size, read + y.nbytes, dtype_name(y))
         arrays = x, self.token.data, *(table[:length] for table, length in tables), y
-        launch(gpu, _forward, *arrays, cost=cost, name=f"{self.name} forward")
+        part = None if self.token.cut is None else self.first
+        launch(gpu, _forward, *arrays, first=part, cost=cost, name=f"{self.name} forward")
         return y, x
 
     def backward(self, gpu: Device, saved: Array, dy: Array) -> None:
         x, dtype, name = saved, dtype_name(dy), f"{self.name} backward"
         # The table is cleared once; each row of dy is read, and read-added-written where it belongs.
         cost = Cost(dy.size, self.token.nbytes + 3 * dy.nbytes + x.nbytes, dtype)
-        add_gradient(gpu, self.token, _token_gradient, x, dy, cost=cost, name=name)
+        part = None if self.token.cut is None else self.first
+        add_gradient(gpu, self.token, _token_gradient, x, dy, first=part, cost=cost, name=name)
         if self.position is not None:
             cost = Cost(dy.size, dy.nbytes + self.position.nbytes, dtype)
             add_gradient(gpu, self.position, _position_gradient, dy, cost=cost, name=name)
@@ -76,16 +79,32 @@ class Embedding:
             add_gradient(gpu, self.segment, _segment_gradient, dy, cost=cost, name=name)
 
 
-def _forward(xp: Any, x: Array, token: Array, *rest: Array) -> None:
+def _forward(xp: Any, x: Array, token: Array, *rest: Array, first: int | None) -> None:
     y = rest[-1]
-    xp.take(token, x, axis=0, out=y)
+    if first is None:
+        xp.take(token, x, axis=0, out=y)
+    else:
+        inside, here = _inside(xp, x, first, token.shape[0])
+        xp.take(token, here, axis=0, out=y)
+        xp.multiply(y, inside[..., None], out=y)
     for table in rest[:-1]:
         xp.add(y, table, out=y)
 
 
-def _token_gradient(xp: Any, x: Array, dy: Array, grad: Array) -> None:
+def _token_gradient(xp: Any, x: Array, dy: Array, grad: Array, first: int | None) -> None:
     grad[...] = 0
-    xp.add.at(grad, x.reshape(-1), rows(dy))
+    x, dy = x.reshape(-1), rows(dy)
+    if first is not None:
+        inside, x = _inside(xp, x, first, grad.shape[0])
+        dy = dy * inside[:, None]
+    xp.add.at(grad, x, dy)
+
+
+def _inside(xp: Any, x: Array, first: int, count: int) -> tuple[Array, Array]:
+    """Return which tokens the part of a table that starts at `first` knows, and their rows (0 for others)."""
+    here = x - first
+    inside = (here >= 0) & (here < count)
+    return inside, xp.where(inside, here, 0)
 
 
 def _position_gradient(xp: Any, dy: Array, grad: Array) -> None:

@@ -7,14 +7,11 @@ part for good (measured over 200 steps of the MLP: 17 % with ReLU, 1e-5 with GEL
 
 from __future__ import annotations
 
-import math as _math
 from collections.abc import Callable, Iterable, Sequence
 
 from emu.errors import ConfigError
 
 from .activation import GELU, ReLU
-from .attention import Attention
-from .compose import Recompute, Residual, Sequential
 from .conv import Conv2d
 from .embedding import Embedding
 from .layer import Layer
@@ -23,7 +20,8 @@ from .model import Model
 from .norm import LayerNorm
 from .parameter import normal
 from .pool import AvgPool2d, Flatten, MaxPool2d
-from .split import Split, by_inputs, by_outputs
+from .split import Split
+from .transformers import Options, embedding_and_head, final, gpt_block
 
 MLP_WIDTHS = (64, 2048, 2048, 1280, 512, 10)
 """7.6 M parameters, 29 MiB in float32: in reverse order a bucket of a few MiB, one above 25 MiB or two below
@@ -107,74 +105,21 @@ def gpt(
 ) -> Model:
     """Return a GPT: token and position embedding, `depth` blocks, layer norm, and a head tied to the embedding.
 
-    Takes integers of shape (batch, up to `length`), returns logits (batch, length, vocabulary). With `split` the
-    blocks are one rank's part of them.
+    Takes integers of shape (batch, up to `length`), returns logits (batch, length, vocabulary). With `split` it
+    is one rank's part; if that splits the vocabulary, the logits are those of the part's classes.
     Source: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019 (pre-norm, GELU,
     deviation 0.02, residual projections scaled by 1 / √(2 depth)).
     """
     if width % heads:
         raise ConfigError(f"gpt: width must be a multiple of heads, got {width} and {heads}")
+    options = Options(dtype, math, fused, recompute, split)
     embedding = Embedding("embedding", vocabulary, width, length, dtype=dtype)
-    layers: list[Layer] = [embedding]
-    for index in range(depth):
-        name = f"block{index}"
-        block = gpt_block(name, width, heads, depth, fused=fused, split=split, dtype=dtype, math=math)
-        layers.append(Recompute(block) if recompute else block)
-    layers.append(LayerNorm("norm", width, dtype=dtype))
-    head = Linear(
-        "head",
-        width,
-        vocabulary,
-        bias=False,
-        init=normal(0.02),
-        dtype=dtype,
-        math=math,
-        weight=embedding.token if tied else None,
-    )
-    return Model("gpt", [*layers, head])
-
-
-def gpt_block(
-    name: str,
-    width: int,
-    heads: int,
-    depth: int,
-    *,
-    fused: bool = False,
-    split: Split | None = None,
-    dtype: str = "float32",
-    math: str | None = None,
-) -> Layer:
-    """Return one transformer block: x + attention(norm(x)), then x + mlp(norm(x)) with 4 × width inside."""
-
-    def linear(part: str, inputs: int, outputs: int, deviation: float) -> Linear:
-        return Linear(f"{name}.{part}", inputs, outputs, init=normal(deviation), dtype=dtype, math=math)
-
-    onto_residual = 0.02 / _math.sqrt(2 * depth)
-    qkv, project = linear("qkv", width, 3 * width, 0.02), linear("project", width, width, onto_residual)
-    up, down = linear("up", width, 4 * width, 0.02), linear("down", 4 * width, width, onto_residual)
-    if split is not None:
-        if heads % split.parts:
-            raise ConfigError(f"{name}: heads must be a multiple of {split.parts} parts, got {heads}")
-        heads //= split.parts
-        part, parts = split.part, split.parts
-        qkv, project = by_outputs(qkv, part, parts, [width] * 3), by_inputs(project, part, parts)
-        up, down = by_outputs(up, part, parts), by_inputs(down, part, parts)
-    attention: list[Layer] = [qkv, Attention(f"{name}.attention", heads, fused=fused, math=math), project]
-    feed_forward: list[Layer] = [up, GELU(f"{name}.gelu"), down]
-    return Sequential(
-        name,
-        [
-            _residual(f"{name}.attend", LayerNorm(f"{name}.norm1", width, dtype=dtype), attention, split),
-            _residual(f"{name}.feed", LayerNorm(f"{name}.norm2", width, dtype=dtype), feed_forward, split),
-        ],
-    )
-
-
-def _residual(name: str, norm: Layer, body: list[Layer], split: Split | None) -> Layer:
-    if split is not None:
-        body = [split.enter(f"{name}.enter"), *body, split.leave(f"{name}.leave")]
-    return Residual(name, Sequential(name, [norm, *body]))
+    head = options.linear("head", width, vocabulary, bias=False)
+    if tied:
+        head.weight = embedding.token
+    layers, head = embedding_and_head(embedding, head, options)
+    layers += [options.block(gpt_block(f"block{i}", width, heads, depth, options)) for i in range(depth)]
+    return Model("gpt", [*layers, LayerNorm("norm", width, dtype=dtype), *final(head, options)])
 
 
 def _check_choice(where: str, value: str, known: Iterable[str]) -> None:

@@ -20,7 +20,6 @@ from emu.catalog.schema import unknown
 from emu.errors import ConfigError
 
 from .activation import GELU, ReLU
-from .architectures import Options
 from .attention import Attention
 from .batchnorm import BatchNorm2d
 from .conv import Conv2d, output_size
@@ -29,9 +28,9 @@ from .embedding import Embedding
 from .layer import Layer
 from .linear import Linear
 from .model import Model
-from .models import gpt_block
 from .norm import LayerNorm
 from .pool import AvgPool2d, Flatten, MaxPool2d
+from .transformers import Options, gpt_block
 
 Row = Mapping[str, Any]
 Size = tuple[int, ...]
@@ -224,10 +223,7 @@ def _attention(name: str, shape: Size, row: Row, options: Options) -> tuple[Laye
 def _block(name: str, shape: Size, row: Row, options: Options) -> tuple[Layer, Size]:
     if shape[-1] % row["heads"]:
         raise ConfigError(f"{name}: the width must be a multiple of heads, got {shape[-1]} and {row['heads']}")
-    block = gpt_block(
-        name, shape[-1], row["heads"], row.get("repeat", 1), fused=options.fused, dtype=options.dtype,
-        math=options.math,
-    )  # fmt: skip
+    block = gpt_block(name, shape[-1], row["heads"], row.get("repeat", 1), options)
     return options.block(block), shape
 
 

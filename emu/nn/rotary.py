@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from emu.errors import ConfigError
+
 from .kernel import Array, Cost, Device, dtype_name, launch
 from .parameter import Parameter
 
@@ -33,6 +35,9 @@ class Rotary:
         return self._turn(gpu, dy, -1.0, f"{self.name} backward")
 
     def _turn(self, gpu: Device, x: Array, direction: float, name: str) -> Array:
+        each = x.shape[-1] // (self.heads + 2 * self.groups)
+        if each % 2:
+            raise ConfigError(f"{self.name}: heads of an even width are expected, got {each}")
         y = gpu.empty(x.shape, x.dtype, purpose="activations")
         cost = Cost(FLOPS * x.size, 2 * x.nbytes, dtype_name(x))
         parts = self.heads + 2 * self.groups

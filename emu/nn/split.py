@@ -1,8 +1,12 @@
 """One rank's part of a layer, for tensor parallelism: initial values are cut from those of the whole.
 
 A Linear split by outputs makes a part of the outputs (of every stacked block of them, such as queries, keys and
-values); split by inputs it makes a part of the sum over inputs, and the first part alone adds the bias.
-Source: Shoeybi et al., "Megatron-LM", 2019.
+values); split by inputs it makes a part of the sum over inputs, and the first part alone adds the bias. Between the
+two stands what works on single outputs. `Enter` comes before, `Leave` after:
+
+    x ─ Enter ─ by outputs ─ GELU or attention ─ by inputs ─ Leave ─ y
+
+Source: Shoeybi et al., "Megatron-LM", 2019, section 3.
 """
 
 from __future__ import annotations
@@ -14,23 +18,66 @@ import numpy as np
 
 from emu.errors import ConfigError
 
-from .layer import Layer
+from .data import share
+from .embedding import Embedding
+from .kernel import Array, Device
 from .linear import Linear
 from .parameter import Parameter
 
 
 @dataclass(frozen=True)
 class Split:
-    """Part `part` of `parts`, and the layers that communicate between them.
+    """Part `part` of `parts`. `reduce(gpu, x, op)` all-reduces a flat x in place over the parts ("sum" or "max").
 
-    `enter(name)` stands where the parts' inputs are the same: forward it passes x on, backward it sums the
-    parts' gradients. `leave(name)` stands where their outputs must be summed: it sums forward, and passes dy on.
+    With `vocabulary` the embedding and the head are split too; the loss is then a SplitCrossEntropy.
     """
 
     part: int
     parts: int
-    enter: Callable[[str], Layer]
-    leave: Callable[[str], Layer]
+    reduce: Callable[[Device, Array, str], None]
+    vocabulary: bool = False
+
+    def of(self, name: str, count: int) -> int:
+        """Return a part's share of `count` things that must divide evenly, such as heads."""
+        if count % self.parts:
+            raise ConfigError(f"{name} must be a multiple of {self.parts} parts, got {count}")
+        return count // self.parts
+
+
+class Enter:
+    """Passes x on to all parts; sums their gradients of it, in place of the one that the next layer made."""
+
+    def __init__(self, name: str, split: Split) -> None:
+        self.name = name
+        self.split = split
+
+    def parameters(self) -> list[Parameter]:
+        return []
+
+    def forward(self, gpu: Device, x: Array) -> tuple[Array, None]:
+        return x, None
+
+    def backward(self, gpu: Device, saved: None, dy: Array) -> Array:
+        self.split.reduce(gpu, dy.reshape((dy.size,)), "sum")
+        return dy
+
+
+class Leave:
+    """Sums the parts' outputs, in place of the one that the layer before made; passes dy on to all parts."""
+
+    def __init__(self, name: str, split: Split) -> None:
+        self.name = name
+        self.split = split
+
+    def parameters(self) -> list[Parameter]:
+        return []
+
+    def forward(self, gpu: Device, x: Array) -> tuple[Array, None]:
+        self.split.reduce(gpu, x.reshape((x.size,)), "sum")
+        return x, None
+
+    def backward(self, gpu: Device, saved: None, dy: Array) -> Array:
+        return dy
 
 
 def by_outputs(linear: Linear, part: int, parts: int, stacked: Sequence[int] | None = None) -> Linear:
@@ -38,10 +85,15 @@ def by_outputs(linear: Linear, part: int, parts: int, stacked: Sequence[int] | N
 
     `stacked` are the sizes of blocks that its outputs consist of; each is split by itself.
     """
-    rows = _rows(linear, stacked or [linear.outputs], part, parts)
-    weight = _cut(linear.weight, (len(rows), linear.inputs), lambda whole: whole[rows])
-    bias = None if linear.bias is None else _cut(linear.bias, (len(rows),), lambda whole: whole[rows])
-    return _like(linear, linear.inputs, len(rows), weight, bias)
+    sizes = list(stacked or [linear.outputs])
+    if any(size % parts for size in sizes) or sum(sizes) != linear.outputs:
+        raise ConfigError(
+            f"{linear.name}: each block of its {linear.outputs} outputs must be a multiple of {parts} parts, "
+            f"got {sizes}"
+        )
+    starts, mine = np.cumsum([0, *sizes[:-1]]), [size // parts for size in sizes]
+    rows = [start + part * each + np.arange(each) for start, each in zip(starts, mine, strict=True)]
+    return _some_outputs(linear, np.concatenate(rows))
 
 
 def by_inputs(linear: Linear, part: int, parts: int) -> Linear:
@@ -54,15 +106,32 @@ def by_inputs(linear: Linear, part: int, parts: int) -> Linear:
     return _like(linear, each, linear.outputs, weight, linear.bias if part == 0 else None)
 
 
-def _rows(linear: Linear, stacked: Sequence[int], part: int, parts: int) -> np.ndarray:
-    if any(size % parts for size in stacked) or sum(stacked) != linear.outputs:
-        raise ConfigError(
-            f"{linear.name}: each block of its {linear.outputs} outputs must be a multiple of {parts} parts, "
-            f"got {list(stacked)}"
-        )
-    starts = np.cumsum([0, *stacked[:-1]])
-    each = [size // parts for size in stacked]
-    return np.concatenate([start + part * n + np.arange(n) for start, n in zip(starts, each, strict=True)])
+def head_by_vocabulary(linear: Linear, part: int, parts: int, weight: Parameter | None = None) -> Linear:
+    """Return the part of a head that makes some classes' logits; `weight` ties it to the embedding's part."""
+    mine = share(linear.outputs, part, parts)
+    head = _some_outputs(linear, np.arange(mine.start, mine.stop))
+    head.weight = weight or head.weight
+    return head
+
+
+def embedding_by_vocabulary(embedding: Embedding, part: int, parts: int) -> Embedding:
+    """Return the part of an Embedding that knows some tokens and gives zeros for others.
+
+    The first part alone adds positions and segments. The parts' outputs sum to the whole's.
+    """
+    mine = share(embedding.token.shape[0], part, parts)
+    piece = Embedding(embedding.name, mine.stop - mine.start, embedding.width, dtype=embedding.token.dtype)
+    piece.token = _cut(embedding.token, piece.token.shape, lambda whole: whole[mine])
+    piece.first = mine.start
+    if part == 0:
+        piece.position, piece.segment = embedding.position, embedding.segment
+    return piece
+
+
+def _some_outputs(linear: Linear, rows: np.ndarray) -> Linear:
+    weight = _cut(linear.weight, (len(rows), linear.inputs), lambda whole: whole[rows])
+    bias = None if linear.bias is None else _cut(linear.bias, (len(rows),), lambda whole: whole[rows])
+    return _like(linear, linear.inputs, len(rows), weight, bias)
 
 
 def _cut(whole: Parameter, shape: tuple[int, ...], cut: Callable[[np.ndarray], np.ndarray]) -> Parameter:
