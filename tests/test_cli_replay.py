@@ -92,9 +92,10 @@ def test_the_text_has_the_step_the_links_and_the_critical_path(trace):
     assert "communication ring_all_reduce" in text
 
 
-def test_output_holds_a_summary_a_timeline_and_a_plot(trace, tmp_path):
+def test_output_holds_a_page_a_summary_a_timeline_and_a_plot(trace, tmp_path):
     call("replay", trace, "--output", str(tmp_path / "run"))
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [
+        "report.html",
         "step.svg",
         "summary.json",
         "timeline.json",

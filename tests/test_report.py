@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import pytest
 from hand_timelines import RING, FourGpus, RankLog, timeline
 
 from emu.errors import ConfigError
+from emu.report.html import html_page, write_html
 from emu.report.perfetto import perfetto, write_perfetto
 from emu.report.plots import write_line_plot, write_step_plot
 from emu.report.summary import summary, write_json
@@ -167,3 +169,46 @@ def test_the_same_plot_is_the_same_file(tmp_path):
 def test_an_unknown_plot_format_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"must end in .png, .svg, .pdf, got '.gif'"):
         write_step_plot([], tmp_path / "a.gif")
+
+
+class Page(HTMLParser):
+    """Collects the cells of tables, and checks that what opens is closed."""
+
+    def __init__(self):
+        super().__init__()
+        self.cells, self.open = [], []
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] == "td":
+            self.cells.append(data)
+
+
+def test_the_page_is_whole_and_shows_the_step_the_path_and_the_links():
+    text = html_page(training(), "a <run>")
+    page = Page()
+    page.feed(text)
+    assert page.open == []
+    assert page.cells[:6] == ["0", "10 s", "4 s", "1 s", "5 s", "-"]
+    assert {"communication all_reduce", "nvlink", "300 B"} <= set(page.cells)
+    assert "a &lt;run&gt;" in text and "http" not in text
+    assert text.count("<svg") == 1 and text.count('class="row"') == 2 + 1 + 3
+
+
+def test_the_page_of_an_empty_run_is_whole():
+    page = Page()
+    page.feed(html_page(timeline(RankLog(0), RankLog(1)), "nothing"))
+    assert page.open == []
+
+
+def test_a_page_is_written_whole_or_not_at_all(tmp_path):
+    write_html(training(), tmp_path / "report.html", "run")
+    assert (tmp_path / "report.html").read_text() == html_page(training(), "run")
+    with pytest.raises(ConfigError, match="missing"):
+        write_html(training(), tmp_path / "missing" / "report.html", "run")

@@ -29,7 +29,9 @@ MOST_FLOWS = 4_000_000  # messages logged one by one, at 70 bytes and a few time
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
-    "--output", metavar="DIR", help="Write summary.json, timeline.json (for ui.perfetto.dev) and step.svg."
+    "--output",
+    metavar="DIR",
+    help="Write report.html, summary.json, step.svg, and timeline.json for ui.perfetto.dev.",
 )
 def replay(
     trace: str,
@@ -128,6 +130,7 @@ def _object(
 
 
 def _write(timeline: Timeline, found: dict[str, Any], output: str) -> None:
+    from emu.report.html import write_html
     from emu.report.perfetto import write_perfetto
     from emu.report.plots import write_step_plot
     from emu.report.summary import write_json
@@ -138,6 +141,7 @@ def _write(timeline: Timeline, found: dict[str, Any], output: str) -> None:
         "file": str(folder / "timeline.json"),
         **write_perfetto(timeline, folder / "timeline.json"),
     }
+    write_html(timeline, folder / "report.html", f"{found['trace']} on {timeline.cluster.name}")
     ranks = [(f"rank {rank}", timeline.step_of(rank)) for rank in range(min(timeline.world_size, 32))]
     write_step_plot([*ranks, ("all", timeline.step)], folder / "step.svg", timeline.cluster.name)
     write_json(found, folder / "summary.json")
