@@ -4,6 +4,7 @@ from math import inf
 
 from emu.engine import layout as L
 from emu.engine.events import drop, first_queue, head
+from emu.engine.faults import change_links
 from emu.engine.matching import envelope_arrives
 from emu.engine.memory import counts, entry, inner, lanes, links, messages, reals
 from emu.engine.sharing import refill
@@ -68,14 +69,18 @@ def run(s):
             if count[L.DIRTY_COUNT] > 0 or count[L.NEW_COUNT] > 0:
                 refill(s)
                 continue
-            if q == -2:
+            if q == -2 and (count[L.ON_LINKS] == 0 or real[L.NEXT_FAULT] == inf):
                 return L.IDLE
+            time = min(time, real[L.NEXT_FAULT])
             if time >= real[L.HORIZON]:
                 return L.AT_HORIZON
             if count[L.HEAP_COUNT] + 2 * count[L.MSG_CAPACITY] + count[L.LINK_COUNT] + (
                     count[L.LANE_COUNT]) > count[L.HEAP_CAPACITY]:
                 return L.NEED_HEAP
             real[L.NOW] = time
+            if time == real[L.NEXT_FAULT]:
+                change_links(s)
+                continue
         drop(s, q)
         count[L.EVENTS] += 1
         _happen(s, time, key >> L.KIND_SHIFT, what)

@@ -1,7 +1,7 @@
 """Why a trace can't go on: the cycle of ranks that wait for each other, or the one that nobody will help."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -40,6 +40,7 @@ def explain(
     """
     waits = [w for i in range(len(program.lane_of))
              for w in _waits_of(state, program, labels, i, asked.get(i, ()))]
+    waits = [replace(w, reason=w.reason + _death_of(state, w.peer)) for w in waits]
     cycle = _cycle(waits)
     shown = cycle or waits
     lines = "; ".join(str(w) for w in shown[:_MOST_LINES])
@@ -70,6 +71,13 @@ def _waits_of(
     if lane["state"] == L.COPYING:
         return [Waits(i, rank, "copies", span, -1, " over a link that carries nothing")]
     return []
+
+
+def _death_of(state: State, peer: int) -> str:
+    death = float(state[L.T_RANK]["death"][peer]) if peer >= 0 else np.inf
+    lane = state[L.T_LANE]
+    dead = bool(((lane["rank"] == peer) & (lane["state"] == L.DEAD)).any())
+    return f" (which died at {death:g} s)" if dead else ""
 
 
 def _span_of(state: State, program: Program, labels: tuple[str, ...], lane: Any) -> str:

@@ -73,7 +73,8 @@ KIND_SHIFT = 58
 RANK = np.dtype([
     ("sync_time", "f8"), ("sync_max", "f8"), ("speed", "f8"), ("slow_until", "f8"), ("death", "f8"),
     ("sync_done", "i4"), ("sync_count", "i4"), ("gpu", "i4"), ("waiting", "i4"), ("wild_head", "i4"),
-    ("wild_tail", "i4"), ("near_head", "i4"), ("near_tail", "i4"), ("probes", "i4"), ("pad", "i4")],
+    ("wild_tail", "i4"), ("near_head", "i4"), ("near_tail", "i4"), ("probes", "i4"), ("first_pause", "i4"),
+    ("pauses", "i4"), ("pad", "i4")],
     align=True)
 
 SEGMENT = np.dtype([("first", "i8"), ("end", "i8"), ("next", "i8")])
@@ -88,19 +89,19 @@ GPU_LAUNCH, GPU_MEMORY, GPU_FLOPS = 0, 1, 2
  REGROUP_COUNT, PAIR_COUNT, WORLD, COPIES, EVENTS, REFILLS, REFILLED, IN_FLIGHT, LINK_COUNT, LANE_COUNT,
  WILD, STUCK_LANE, MSG_CAPACITY, HEAP_CAPACITY, TOUCHED_COUNT, EDGES, CHANNEL_CAPACITY, NEW_COUNT,
  FAULT_COUNT, FAULT_NEXT, TCP_COUNT, REQUEST_COUNT, SPANS_EXPECTED, FLOWS_EXPECTED,
- SEGMENT_COUNT, ROUTE_LINK_COUNT) = range(44)
-COUNTERS = 48
+ SEGMENT_COUNT, ROUTE_LINK_COUNT, CROWDED, ON_LINKS) = range(46)
+COUNTERS = 56
 
 # ... and its real numbers.
-(NOW, HORIZON, JITTER, PERTURB, NETWORK_JITTER) = range(5)
+(NOW, HORIZON, JITTER, PERTURB, NETWORK_JITTER, NEXT_FAULT) = range(6)
 REALS = 8
 
 # Where each array's address stands in the table.
 (T_LANE, T_MSG, T_LINK, T_ROUTE, T_CHANNEL, T_CHANNEL_HASH, T_REQUEST, T_HEAP, T_QUEUE, T_QUEUE_ENDS,
  T_ROWS, T_ROW_ID, T_SEGMENT, T_TEMPLATE, T_GROUP, T_MEMBER, T_SPAN, T_FLOW, T_GPU, T_RANK, T_EVENT_TIME,
  T_EVENT_WAITER, T_COUNT, T_REAL, T_NODE, T_ROUTE_LINKS, T_SET, T_FILL_HEAP, T_TOUCHED, T_DIRTY, T_REGROUP,
- T_PAIR_KEY, T_PAIR_ROUTE, T_HOST_ROUTE, T_NEW, T_REQUEST_PEER, T_FAULT, T_TCP, T_PORT) = range(39)
-TABLE = 40
+ T_PAIR_KEY, T_PAIR_ROUTE, T_HOST_ROUTE, T_NEW, T_REQUEST_PEER, T_FAULT, T_TCP, T_PORT, T_PAUSE) = range(40)
+TABLE = 48
 
 # What `run` returns.
 IDLE, AT_HORIZON, NEED_MESSAGES, NEED_CHANNELS, NEED_REQUESTS, NEED_HEAP = range(6)

@@ -8,11 +8,11 @@ import numpy as np
 
 from emu.engine import layout as L
 from emu.engine.deadlock import explain
+from emu.engine.faults import set_faults
 from emu.engine.profiles import find_profile
 from emu.engine.program import Program
 from emu.engine.questions import Answer, Question, answer, answer_time_s
 from emu.engine.raw import RawTimeline
-from emu.engine.routes import Reordered
 from emu.engine.state import State
 from emu.errors import ConfigError
 from emu.trace import Template, Trace
@@ -25,12 +25,13 @@ class Engine:
 
     `detail`: "totals" logs nothing, "spans" every row outside templates, "flows" each message too.
     `any_source` is for programs that ask by probing or receive from any source in rows yet to come.
-    `seed` steers what is random; `perturbation` varies each message's bytes by that fraction.
+    `seed` is added to that of the cluster's jitter; `compute_jitter` and `network_jitter` replace its deviations;
+    `perturbation` varies each message's bytes by that fraction.
     """
 
     def __init__(
         self, cluster: Any, world_size: int, *, profile: str = "ideal", detail: str = "spans", seed: int = 0,
-        perturbation: float = 0.0, compute_jitter: float = 0.0, network_jitter: float = 0.0,
+        perturbation: float = 0.0, compute_jitter: float | None = None, network_jitter: float | None = None,
         any_source: bool = True,
     ):
         if detail not in DETAILS:
@@ -48,12 +49,16 @@ class Engine:
         self._state = State(len(cluster.links), world_size)
         self._set_links()
         count, real = self._state.count, self._state.real
+        jitter = getattr(getattr(cluster, "faults", None), "jitter", None)
         count[L.LOG_SPANS] = detail in ("spans", "flows")
         count[L.LOG_FLOWS] = detail == "flows"
         count[L.FREE_SUMS] = not self._profile.sums
         count[L.ALL_EAGER] = self._profile.eager
-        count[L.SEED] = seed
-        real[L.PERTURB], real[L.JITTER], real[L.NETWORK_JITTER] = perturbation, compute_jitter, network_jitter
+        count[L.SEED] = seed + getattr(jitter, "seed", 0)
+        set_faults(self._state, cluster, world_size)
+        real[L.PERTURB] = perturbation
+        real[L.JITTER] = getattr(jitter, "compute", 0.0) if compute_jitter is None else compute_jitter
+        real[L.NETWORK_JITTER] = getattr(jitter, "latency", 0.0) if network_jitter is None else network_jitter
         self._program = Program(self._state, cluster, world_size, self._profile)
         self._settled_s = -math.inf  # up to here nothing can change
         count[L.WILD] = any_source
@@ -167,6 +172,7 @@ class Engine:
         lane = state[L.T_LANE][: len(program.lane_of)]
         ends = np.zeros(self.world_size)
         np.maximum.at(ends, lane["rank"], lane["time"])
+        ends = np.minimum(ends, state[L.T_RANK]["death"])
         return RawTimeline(
             spans=spans, flows=flows, labels=self._labels(), rank_end_s=ends,
             link_bytes=state[L.T_LINK]["carried"].copy(), routes=program.routes.copy(),
@@ -181,7 +187,7 @@ class Engine:
 
 def resolve(
     trace: Trace, cluster: Any, profile: str = "ideal", detail: str = "spans", *, seed: int = 0,
-    perturbation: float = 0.0, compute_jitter: float = 0.0, network_jitter: float = 0.0,
+    perturbation: float = 0.0, compute_jitter: float | None = None, network_jitter: float | None = None,
 ) -> RawTimeline:
     """Return the times of a trace on a cluster. Raise DeadlockError for one that can't finish."""
     engine = Engine(

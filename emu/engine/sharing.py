@@ -57,10 +57,12 @@ def insert_flow(s, m, now):
     f.status |= L.FLYING
     f.neck = L.NO_NECK
     f.rate = 0.0
-    if alone and f.cap >= r.rate:
+    f.finish = inf
+    count = counts(s)
+    count[L.ON_LINKS] += 1
+    if alone and count[L.FAULT_COUNT] == 0 and f.cap >= r.rate:
         _rate_alone(s, m, r.rate, r.neck, now)
         return
-    count = counts(s)
     new_flows(s)[count[L.NEW_COUNT]] = m
     count[L.NEW_COUNT] += 1
     for h in range(r.count):
@@ -151,6 +153,7 @@ def remove_flow(s, m):
     r = routes(s)[f.route]
     base = m << counts(s)[L.NODE_SHIFT]
     leave_group(s, m)
+    counts(s)[L.ON_LINKS] -= 1
     for h in range(r.count):
         j = rl[r.first + h]
         k = link[j]
@@ -200,6 +203,7 @@ def refill(s):
         link[dirty[i]].dirty = 0
         _want_regroup(s, dirty[i])
     count[L.DIRTY_COUNT] = 0
+    count[L.CROWDED] = 0
     count[L.NEW_COUNT] = 0
     _regroup(s)
 
@@ -234,7 +238,7 @@ def _start_set(s):
     for i in range(count[L.NEW_COUNT]):
         if msg[new[i]].status & L.FLYING:
             _add(s, new[i])
-    crowded = count[L.NEW_COUNT] > 0
+    crowded = count[L.NEW_COUNT] > 0 or count[L.CROWDED] > 0
     shift = count[L.NODE_SHIFT]
     dirty = dirty_links(s)
     for i in range(count[L.DIRTY_COUNT]):

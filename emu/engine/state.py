@@ -19,7 +19,7 @@ class State:
         self.arrays: dict[int, np.ndarray] = {}
         self.count = self._put(L.T_COUNT, np.zeros(L.COUNTERS, np.int64))
         self.real = self._put(L.T_REAL, np.zeros(L.REALS, np.float64))
-        self.real[L.HORIZON] = math.inf
+        self.real[[L.HORIZON, L.NEXT_FAULT]] = math.inf
         self.count[[L.READY_HEAD, L.READY_TAIL]] = -1
         self.count[L.FREE] = -1
         self.count[L.NODE_SHIFT] = 2
@@ -191,6 +191,6 @@ _EMPTY: dict[int, Any] = {
     L.T_GROUP: np.int64, L.T_MEMBER: np.int32, L.T_SPAN: L.SPAN, L.T_FLOW: L.FLOW, L.T_GPU: np.float64,
     L.T_EVENT_TIME: np.float64, L.T_EVENT_WAITER: np.int32, L.T_NODE: np.int32, L.T_ROUTE_LINKS: np.int32,
     L.T_SET: np.int32, L.T_NEW: np.int32, L.T_FILL_HEAP: L.EVENT, L.T_PAIR_KEY: np.int64,
-    L.T_PAIR_ROUTE: np.int32, L.T_FAULT: np.float64, L.T_TCP: np.float64, L.T_PORT: np.float64,
+    L.T_PAIR_ROUTE: np.int32, L.T_FAULT: np.float64, L.T_PAUSE: np.float64, L.T_TCP: np.float64, L.T_PORT: np.float64,
     L.T_REQUEST: np.float64, L.T_REQUEST_PEER: np.int32,
 }  # fmt: skip

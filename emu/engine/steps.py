@@ -11,6 +11,7 @@ import numpy as np
 
 from emu.engine import layout as L
 from emu.engine.events import push
+from emu.engine.faults import after_pauses
 from emu.engine.log import close_span, log_span, open_span
 from emu.engine.matching import find_channel, post_any, post_receive, post_send
 from emu.engine.memory import (
@@ -33,7 +34,7 @@ from emu.engine.memory import (
     segments,
     templates,
 )
-from emu.engine.noise import uniform
+from emu.engine.noise import spread
 from emu.engine.transfer import make_ready, start_message, take_message
 
 GO_ON, STOP = 0, -1  # what a row's function returns; or a NEED_ of `layout`
@@ -138,7 +139,10 @@ def _wait(s, i, back, number):
 def _visible(s, i, op):
     """Post a send, a receive or a copy, at its time."""
     lane, count = lanes(s)[i], counts(s)
-    if lane.time >= ranks(s)[lane.rank].death:
+    rank = ranks(s)[lane.rank]
+    if rank.pauses > 0:
+        lane.time = after_pauses(s, lane.rank, lane.time)
+    if lane.time >= rank.death:
         lane.state = L.DEAD
         return STOP
     if lane.time > reals(s)[L.NOW] or not lane.awake:
@@ -265,6 +269,11 @@ def _compute(s, i):
     lane, r = lanes(s)[i], rows(s)[lanes(s)[i].pc]
     start = lane.time
     launch = 0.0
+    if ranks(s)[lane.rank].pauses > 0:
+        start = lane.time = after_pauses(s, lane.rank, lane.time)
+    if lane.time >= ranks(s)[lane.rank].death:
+        lane.state = L.DEAD
+        return STOP
     if r.op == L.ELAPSED:
         lane.time += r.x
     elif not (r.flag & L.COLLECTIVE and counts(s)[L.FREE_SUMS]):
@@ -274,7 +283,7 @@ def _compute(s, i):
                    r.x / gpu[base + L.GPU_FLOPS + r.a] if r.x > 0.0 else 0.0) / rank.speed
         launch = gpu[base + L.GPU_LAUNCH]
         if reals(s)[L.JITTER] > 0.0:
-            time *= 1.0 + reals(s)[L.JITTER] * uniform(s, lane.key, lane.noise)
+            time *= spread(s, lane.key, lane.noise, reals(s)[L.JITTER])
             lane.noise += 1
         lane.time += launch + time
     if not lane.in_call:
@@ -347,7 +356,7 @@ def _order(s, i, op):
             log_span(s, i, lane.start, lane.time, 0.0)
         lane.pc += 1
         return GO_ON
-    return _sync(s, i, r.a, r.b)
+    return _sync(s, i, r.a, r.b, r.x)
 
 
 @inner("iii")
@@ -363,9 +372,12 @@ def _record(s, i, event):
     event_waiters(s)[event] = -1
 
 
-@inner("iiii")
-def _sync(s, i, number, parties):
-    """Meet the rank's other lanes in its host's wait `number`; zero parties only follow it."""
+@inner("iiiif")
+def _sync(s, i, number, parties, not_before):
+    """Meet the rank's other lanes in its host's wait `number`, which ends no earlier than `not_before`.
+
+    Zero parties only follow it.
+    """
     lane, rank = lanes(s), ranks(s)[lanes(s)[i].rank]
     me = lane[i]
     if rank.sync_done >= number:
@@ -374,7 +386,7 @@ def _sync(s, i, number, parties):
         return GO_ON
     if parties > 0:
         rank.sync_count += 1
-        rank.sync_max = max(rank.sync_max, me.time)
+        rank.sync_max = max(rank.sync_max, me.time, not_before)
         if rank.sync_count == parties:
             rank.sync_done, rank.sync_count, rank.sync_time = number, 0, rank.sync_max
             j = rank.waiting

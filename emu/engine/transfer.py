@@ -17,7 +17,7 @@ from emu.engine.memory import (
     requests,
     routes,
 )
-from emu.engine.noise import uniform
+from emu.engine.noise import spread, uniform
 from emu.engine.sharing import insert_flow, remove_flow
 
 
@@ -109,7 +109,7 @@ def finish_message(s, m, now):
     r = routes(s)[f.route]
     latency = r.latency
     if reals(s)[L.NETWORK_JITTER] > 0.0:
-        latency *= 1.0 + reals(s)[L.NETWORK_JITTER] * uniform(s, ~lanes(s)[f.src_lane].key, f.src_req)
+        latency *= spread(s, ~lanes(s)[f.src_lane].key, f.src_req, reals(s)[L.NETWORK_JITTER])
     f.arrival = now + latency
     if f.status & L.IS_COPY:
         lane = lanes(s)[f.src_lane]
