@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 from nn_gpus import real_gpu
+from sklearn.datasets import load_digits
 
+import emu.nn.data as data_module
 from emu.errors import ConfigError
 from emu.nn.data import batch_rows, digits, encode, share, text
 from emu.nn.loss import SoftmaxCrossEntropy
@@ -52,8 +52,15 @@ def test_digits_are_split_and_scaled():
     np.testing.assert_array_equal(digits(images=True).inputs.reshape(-1, 64), data.inputs)
 
 
+def test_digits_are_those_that_scikit_learn_loads():
+    pixels, labels = load_digits(return_X_y=True)
+    ours, our_labels = data_module._load_digits()
+    np.testing.assert_array_equal(ours, pixels)
+    np.testing.assert_array_equal(our_labels, labels)
+
+
 def test_digits_without_scikit_learn_name_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setattr(data_module, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"data 'digits': .*pip install 'emu\[data\]'"):
         digits()
 

@@ -5,8 +5,10 @@ Nothing here knows of ranks' arrays or GPUs: a program takes the rows of its par
 
 from __future__ import annotations
 
+import gzip
 import sysconfig
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -33,19 +35,30 @@ def digits(dtype: str = "float32", *, images: bool = False) -> Dataset:
 
     Inputs have shape (n, 64), or (n, 1, 8, 8) as `images`. Raise ConfigError without scikit-learn.
     """
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise ConfigError(
-            "data 'digits': scikit-learn must be installed, got no module 'sklearn'; pip install 'emu[data]'"
-        ) from None
-    pixels, labels = load_digits(return_X_y=True)
+    pixels, labels = _load_digits()
     order = np.random.default_rng(0).permutation(len(labels))  # the file is sorted by writer
     inputs = (pixels[order] / 16).astype(_numpy_dtype(dtype))
     if images:
         inputs = inputs.reshape(-1, 1, 8, 8)
     targets = labels[order].astype(np.int32)
     return Dataset("digits", inputs[:1500], targets[:1500], inputs[1500:], targets[1500:], classes=10)
+
+
+def _load_digits() -> tuple[np.ndarray, np.ndarray]:
+    """Return the pixels and labels that scikit-learn brings, from its file: importing it takes a second a rank."""
+    found = find_spec("sklearn")
+    if found is None or not found.submodule_search_locations:
+        raise ConfigError(
+            "data 'digits': scikit-learn must be installed, got no module 'sklearn'; pip install 'emu[data]'"
+        )
+    path = Path(found.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
+    if not path.exists():  # a release that keeps it elsewhere
+        from sklearn.datasets import load_digits
+
+        return load_digits(return_X_y=True)
+    lines = gzip.decompress(path.read_bytes()).decode("ascii").split()
+    table = np.array([line.split(",") for line in lines], np.float64)
+    return table[:, :-1], table[:, -1].astype(np.int64)
 
 
 def text(length: int = 64, *, characters: int = 1 << 20, test_fraction: float = 0.1) -> Dataset:
@@ -89,9 +102,10 @@ def encode(characters: str) -> tuple[np.ndarray, str]:
     """
     codes = np.frombuffer(characters.encode("utf-32-le"), np.uint32)
     codes = np.minimum(codes, 128)  # 128 stands for everything beyond ASCII
-    present, numbers = np.unique(codes, return_inverse=True)
+    present = np.flatnonzero(np.bincount(codes, minlength=129))
+    numbers = np.searchsorted(present, np.arange(129)).astype(np.int32)[codes]
     symbols = "".join("\N{REPLACEMENT CHARACTER}" if code == 128 else chr(code) for code in present)
-    return numbers.astype(np.int32), symbols
+    return numbers, symbols
 
 
 def batch_rows(examples: int, batch: int, step: int, seed: int) -> np.ndarray:
