@@ -59,8 +59,8 @@ class Contract:
 def reduced(inputs: Arrays, op: str) -> np.ndarray:
     """Reduce arrays one after the other, in rank order; an average of integers rounds down."""
     total = inputs[0].copy()
-    for each in inputs[1:]:
-        UFUNCS["sum" if op == "avg" else op](total, each, out=total)
+    for rank in range(1, len(inputs)):
+        UFUNCS["sum" if op == "avg" else op](total, inputs[rank], out=total)
     if op == "avg":
         total = total // len(inputs) if total.dtype.kind in "iu" else total / total.dtype.type(len(inputs))
     return total

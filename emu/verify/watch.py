@@ -124,7 +124,8 @@ class WatchedWorld(World):
         sites = told(message.site), told(receive.site)
         self.seen.deliveries.append(Delivery(number, source, to, step, *sites, now.copy(), changed, posted.knows))
 
-    def _describe(self) -> str:
+    def describe(self) -> str:
+        """Tell who waits for whom, and keep it."""
         frames = {self.ranks[who]: _waits_at(who.gr_frame) for who in self.waiting}
         for rank, (group, messages) in self.pending.items():
             at = frames.get(rank, "an unknown place")
@@ -133,7 +134,7 @@ class WatchedWorld(World):
                 for m in messages
                 if not m.done
             ]
-        return super()._describe()
+        return super().describe()
 
 
 class WatchedWire(LocalWire):
