@@ -105,6 +105,13 @@ def test_output_holds_a_page_a_summary_a_timeline_and_a_plot(trace, tmp_path):
     assert {"forward", "ring_all_reduce"} <= {e["name"] for e in events}
 
 
+def test_a_ring_that_is_alone_does_not_amplify_perturbations(trace):
+    found = replayed(trace, "--cluster", "tcp-10g", "--spread", "3")["spread"]
+    assert found["runs"] == len(found["step_s"]) == 3
+    assert 0.0 < found["spread_pct"] < 1e-6
+    assert "3 runs with messages off by 1e-09" in call("replay", trace, "--spread", "3").stdout
+
+
 def changed(path, tmp_path, **header):
     trace = Trace.load(path)
     target = tmp_path / "changed.emu"

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 MOST_FLOWS = 4_000_000  # messages logged one by one, at 70 bytes and a few times that to sort them
 
+PERTURBATION = 1e-9  # of each message's bytes, under --spread
+
 
 @click.command()
 @click.argument("trace", type=click.Path())
@@ -27,6 +29,7 @@ MOST_FLOWS = 4_000_000  # messages logged one by one, at 70 bytes and a few time
 @click.option(
     "--keep-decisions", is_flag=True, help="Keep what the program decided by looking at its cluster."
 )
+@click.option("--spread", type=click.IntRange(min=2), metavar="N", help="Time it N times, sizes off by 1e-9.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
     "--output",
@@ -40,6 +43,7 @@ def replay(
     settings: tuple[str, ...],
     profile: str,
     keep_decisions: bool,
+    spread: int | None,
     as_json: bool,
     output: str | None,
 ) -> None:
@@ -54,6 +58,8 @@ def replay(
         click.echo(f"note: {told}; --keep-decisions says that this is meant", err=True)
     timeline = time_trace(loaded, made, profile, detail=_detail(loaded))
     found = _object(loaded, trace, made, timeline, profile, settings)
+    if spread is not None:
+        found["spread"] = spread_of(loaded, made, profile, spread)
     found["wall_s"] = time.perf_counter() - began
     if output is not None:
         _write(timeline, found, output)
@@ -113,6 +119,25 @@ def time_trace(trace: Trace, cluster: Cluster, profile: str, detail: str) -> Tim
     return Timeline(resolve(trace, cluster, profile=profile, detail=detail), trace, cluster)
 
 
+def spread_of(trace: Trace, cluster: Cluster, profile: str, runs: int) -> dict[str, Any]:
+    """Time a trace under seeded perturbations of every message: steps that amplify them are one draw of many."""
+    from emu.engine import resolve
+    from emu.timeline import Timeline
+
+    steps = []
+    for seed in range(runs):
+        raw = resolve(trace, cluster, profile=profile, detail="spans", seed=seed, perturbation=PERTURBATION)
+        steps.append(Timeline(raw, trace, cluster).step["time_s"])
+    middle = sum(steps) / runs
+    percent = 100 * (max(steps) - min(steps)) / middle if middle else 0.0
+    return {
+        "runs": runs,
+        "perturbation": PERTURBATION,
+        "step_s": steps,
+        "spread_pct": percent,
+    }
+
+
 def _object(
     trace: Trace, path: str, cluster: Cluster, timeline: Timeline, profile: str, settings: tuple[str, ...]
 ) -> dict[str, Any]:
@@ -155,4 +180,8 @@ def _text(found: dict[str, Any], timeline: Timeline) -> str:
     cluster = ", ".join([timeline.cluster.name, *found["settings"]])
     title = f"{found['trace']} on {cluster}, profile {found['profile']}: {named}"
     text = render(step_table(timeline, title=title), link_table(timeline), path_table(timeline))
+    if "spread" in found:
+        told = found["spread"]
+        text += f"\n{told['runs']} runs with messages off by {told['perturbation']:g}: steps differ by "
+        text += f"{told['spread_pct']:.2g} %\n"
     return text + (f"\nwritten to {found['output']}" if "output" in found else "")

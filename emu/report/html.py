@@ -9,19 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
+from emu.report.plots import COLOURS
 from emu.timeline import Timeline, summarize
 from emu.timeline.table import COLUMNS, by_link, columns, step_rows
 from emu.trace import write_whole
 from emu.units import format_bandwidth, format_bytes, format_time
 
 MOST_RANKS, MOST_STEPS, MOST_LINKS, MOST_CAUSES = 32, 100, 12, 15
-COLOURS = dict(
-    zip(
-        (key for _, key in COLUMNS if key != "time_s"),
-        ("#4c78a8", "#9ecae9", "#72b7b2", "#e45756", "#f58518", "#b279a2", "#eeca3b", "#d8d8d8"),
-        strict=True,
-    )
-)
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 72em; padding: 0 1em; color: #222 }
 h1 { font-size: 1.5em } h2 { font-size: 1.15em; margin-top: 2em }

@@ -13,7 +13,10 @@ from emu.timeline.table import COLUMNS
 from emu.trace import write_whole
 
 FORMATS = (".png", ".svg", ".pdf")
+MOST_TICKS = 12  # values of an axis that are written out
 PARTS = tuple((title, key) for title, key in COLUMNS if key != "time_s")
+_PALETTE = ("#4c78a8", "#9ecae9", "#72b7b2", "#e45756", "#f58518", "#b279a2", "#eeca3b", "#d8d8d8")
+COLOURS = {key: colour for (_, key), colour in zip(PARTS, _PALETTE, strict=True)}
 
 
 def plot_format(path: str | os.PathLike) -> str:
@@ -32,6 +35,7 @@ def write_step_plot(
     """Draw steps as bars of their parts, one bar a (name, accounting), and write them to `path`."""
     kind = plot_format(path)
     from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter
 
     figure = Figure(figsize=(9, 1.6 + 0.32 * len(steps)), layout="constrained")
     axes = figure.subplots()
@@ -40,11 +44,12 @@ def write_step_plot(
     for title_of_part, key in PARTS:
         widths = [float(step[key]) for _, step in steps]
         if any(widths):
-            axes.barh(places, widths, left=left, label=title_of_part, height=0.75)
+            axes.barh(places, widths, left=left, label=title_of_part, height=0.75, color=COLOURS[key])
             left = [a + b for a, b in zip(left, widths, strict=True)]
     axes.set_yticks(list(places), [name for name, _ in steps])
     axes.invert_yaxis()
-    axes.set_xlabel("emulated time of a step (s)")
+    axes.xaxis.set_major_formatter(EngFormatter("s"))
+    axes.set_xlabel("emulated time of a step")
     axes.set_title(title)
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     _write(figure, path, kind)
@@ -56,10 +61,12 @@ def write_line_plot(
     x_label: str,
     y_label: str,
     title: str = "",
+    y_unit: str = "s",
 ) -> None:
     """Draw one line a name over logarithmic axes and write the plot to `path`."""
     kind = plot_format(path)
     from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter, NullFormatter
 
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
@@ -67,6 +74,12 @@ def write_line_plot(
         axes.plot(x, y, marker="o", label=name)
     axes.set_xscale("log")
     axes.set_yscale("log")
+    values = sorted({x for xs, _ in lines.values() for x in xs})
+    if len(values) <= MOST_TICKS:
+        axes.set_xticks(values, [f"{value:g}" for value in values])
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_major_formatter(EngFormatter(y_unit))
+    axes.yaxis.set_minor_formatter(EngFormatter(y_unit))
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     axes.set_title(title)

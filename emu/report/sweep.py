@@ -55,7 +55,7 @@ def write_sweep_plot(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike,
         xs, ys = lines.setdefault(_name(others) or "step", ([], []))
         xs.append(x)
         ys.append(row["step"]["time_s"])
-    write_line_plot(lines, path, f"{key} ({unit})" if unit else key, "emulated time of a step (s)", title)
+    write_line_plot(lines, path, f"{key} ({unit})" if unit else key, "emulated time of a step", title)
 
 
 def _name(settings: Mapping[str, str]) -> str:
