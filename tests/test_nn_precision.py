@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 from nn_gpus import real_gpu
 
-from emu.errors import ConfigError
 from emu.nn.data import batch_rows, digits
 from emu.nn.loss import SoftmaxCrossEntropy
 from emu.nn.models import mlp
 from emu.nn.optim import SGD, Optimizer, sum_of_squares
-from emu.nn.precision import PRECISIONS, LossScale, precision
 
 
 def _train(dtype, scale, steps=60):
@@ -38,29 +36,6 @@ def _train(dtype, scale, steps=60):
 @pytest.mark.parametrize("dtype, tolerance", [("float16", 0.01), ("bfloat16", 0.05)])
 def test_mixed_precision_follows_float32(dtype, tolerance):
     np.testing.assert_allclose(_train(dtype, 1024.0), _train("float32", 1.0), rtol=tolerance)
-
-
-@pytest.mark.parametrize("name", [*PRECISIONS, "float64", "float32", "float16", "bfloat16"])
-def test_every_precision_builds_a_model_that_runs_and_is_costed(name):
-    chosen, gpu = precision(name), real_gpu()
-    model = mlp((64, 8, 10), dtype=chosen.dtype, math=chosen.math)
-    model.initialise(gpu, 0)
-    gpu.tape.clear()
-    logits, _ = model.forward(gpu, gpu.array(digits(chosen.dtype).inputs[:4]))
-    assert str(logits.dtype) == chosen.dtype
-    assert gpu.tape[0][1].dtype == (chosen.math or chosen.dtype)
-
-
-def test_an_unknown_precision_lists_the_nearest():
-    with pytest.raises(ConfigError, match="--dtype: unknown precision 'fp61'; did you mean"):
-        precision("fp61", "--dtype")
-
-
-def test_the_loss_scale_halves_on_overflow_and_doubles_after_good_steps():
-    scale = LossScale(value=8.0, interval=3)
-    applied = [scale.update(finite) for finite in (True, True, False, True, True, True, True)]
-    assert applied == [True, True, False, True, True, True, True]
-    assert (scale.value, scale.skipped, scale.good_steps) == (8.0, 1, 1)
 
 
 def test_a_scale_beyond_float16_gives_infinities_without_a_warning():
