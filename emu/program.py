@@ -15,6 +15,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from emu.cluster import Cluster, load_cluster
+from emu.comm.answers import EngineAnswers
+from emu.comm.beside import EngineBeside
 from emu.comm.local import World, world_comm
 from emu.comm.merging import merge
 from emu.comm.recording import Log, Tables
@@ -114,14 +116,15 @@ def run_here(
     logs = [Log(rank, tables) for rank in range(ranks)]
     decisions: dict[str, Any] = {}
     arrays = arrays_of(device, dry)
+    engine = EngineBeside(world, logs, cluster, profile)
     gpus = [Gpu(world_comm(world, log), arrays, _memory(cluster, log.rank), decisions) for log in logs]
 
     def trace() -> Trace:
-        return merge([(bytes(log.data), tables) for log in logs], _header(cluster, decisions, program))
+        return merge([(bytes(log.data), tables) for log in logs], _header(cluster, decisions, program, engine.marks))
 
     clock = _Clock(trace, cluster, profile)
     for gpu in gpus:
-        gpu.comm.cluster = cluster
+        gpu.comm.cluster, gpu.comm.answers = cluster, EngineAnswers(engine)
         gpu._host = lambda gpu: clock.time_s(gpu, bool(gpu.comm.wire.exchange(None)))
     results = world.run(lambda rank: main(gpus[rank]))
     return results, trace(), [gpu.memory for gpu in gpus]
@@ -275,8 +278,14 @@ def _memory(cluster: Cluster, rank: int) -> Memory:
     return Memory(gpu.memory_bytes, f"rank {rank} ({gpu.name})")
 
 
-def _header(cluster: Cluster, decisions: Mapping[str, Any], program: Mapping[str, Any] | None) -> dict[str, Any]:
-    return {"cluster": cluster.name, "decisions": dict(decisions), "marks": {}, "program": dict(program or {})}
+def _header(
+    cluster: Cluster,
+    decisions: Mapping[str, Any],
+    program: Mapping[str, Any] | None,
+    marks: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    told = {"decisions": dict(decisions), "marks": dict(marks or {}), "program": dict(program or {})}
+    return {"cluster": cluster.name, **told}
 
 
 def _started_by_mpirun() -> bool:

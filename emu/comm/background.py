@@ -137,6 +137,11 @@ class Switching:
         self.outer: tuple = ()
 
     @property
+    def held(self) -> Any:
+        """Receives that wait for the engine."""
+        return self.inner.held
+
+    @property
     def sites(self) -> Any:
         """Where the rank's latest messages stand."""
         return self.inner.sites

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from emu.comm.recording import relative, requests_in
+from emu.comm.recording import Log, relative, requests_in
 from emu.comm.sites import call_site
 from emu.comm.wire import Call
 from emu.errors import ConfigError
@@ -141,10 +141,16 @@ def _run_recording(comm: Comm, spec: Collective, args: tuple, kwargs: dict, key:
     """Run and record into a log of its own, then write it as a template and its call, or flat with the reason."""
     log, outer = comm.log, comm.log.data
     log.data, log.flag = bytearray(), COLLECTIVE
+    log.inner, log.spilled = (log.tables.label(spec.label), comm.context), False
     try:
         result = spec.function(comm, *args, **kwargs)
     finally:
         inner, log.data, log.flag = log.data, outer, 0
+        log.inner = None
+    if log.spilled:
+        log.data += inner
+        log.end()
+        return result
     rows = relative(np.frombuffer(bytes(inner), dtype=ROW), comm.group, comm.rank, log.stream)
     known = log.tables.template_ids.get(key)
     if not isinstance(rows, str) and known is not None:
@@ -160,6 +166,19 @@ def _run_recording(comm: Comm, spec: Collective, args: tuple, kwargs: dict, key:
         number = log.tables.add_template(key, Template(spec.label, comm.size, rows))
         log.call(number, _group(comm), comm.context, nbytes)
     return result
+
+
+def spill(log: Log) -> None:
+    """Write what a call that is being recorded as a template has done so far into the log itself, for an engine."""
+    if log.inner is None or log.data is log.base:
+        return
+    if not log.spilled:
+        log.spilled = True
+        inner, log.data = log.data, log.base
+        log.begin(log.inner[0], flag=COLLECTIVE, context=log.inner[1])
+        log.data = inner
+    log.base += log.data
+    del log.data[:]
 
 
 def _group(comm: Comm) -> int:

@@ -48,6 +48,16 @@ class Request:
         self.done = False
         self.open_row = open_row  # where the log has a receive from any source or of any tag, to be filled in
 
+    @property
+    def source(self) -> int:
+        """The rank that a received message came from."""
+        return self.pending.source
+
+    @property
+    def tag(self) -> int:
+        """The tag of a received message."""
+        return self.pending.tag
+
     def wait(self) -> None:
         """Return when the buffer may be used again (send) or holds the message (receive)."""
         self.comm.waitall((self,))
@@ -60,13 +70,14 @@ class Comm:
     """
 
     def __init__(self, wire: Wire, log: Log, group: Sequence[int], context: int = 0) -> None:
-        self.wire = wire
+        self.wire: Any = wire  # a FullWire, where questions and mpi4py's face are to work
         self.log = log
         self.group = tuple(group)
         self.context = context
         self.rank = wire.rank
         self.size = wire.size
         self.dry = wire.dry
+        self.answers: Any = None  # who answers questions of time and order; None: what happens to come first
         self.checks = True  # ranks check that they make the same collective calls
         self.templates = True  # collectives are recorded once and then by reference
         self.calls_begun = 0
@@ -91,7 +102,10 @@ class Comm:
 
     def waitall(self, requests: Sequence[Request]) -> None:
         """Return when all requests are done."""
-        self.wire.wait([request.pending for request in requests])
+        if self.answers is None:
+            self.wire.wait([request.pending for request in requests])
+        else:
+            self.answers.wait(self, requests)
         if not self.log.muted:
             self.record_wait(requests)
 
@@ -117,6 +131,23 @@ class Comm:
             self._refuse_rank("send and receive", source if 0 <= to < self.size else to)
         self.wire.sendrecv(x, to, into, source, tag, log.flag)
         log.exchange(self.group[source], into.nbytes, self.group[to], x.nbytes, tag, self.context)
+
+    def now_s(self) -> float:
+        """Return the emulated time at which this rank stands. The engine answers beside the program."""
+        return self._answers().now_s(self)
+
+    def test(self, request: Request) -> bool:
+        """Tell whether a request is done by now, in emulated time."""
+        done = self._answers().test(self, [request])[0]
+        if done and not self.log.muted:
+            self.record_wait([request])
+        return done
+
+    def waitany(self, requests: Sequence[Request]) -> int:
+        """Return the place of the request that is done first, in emulated time."""
+        place = self._answers().first(self, requests)[0]
+        self.waitall((requests[place],))
+        return place
 
     def reduce(self, op: str, into: Any, received: Any, received_first: bool = False) -> None:
         """Set into = op(into, received) element by element; its cost is recorded.
@@ -172,7 +203,8 @@ class Comm:
 
         Collective. A rank that gives None gets None.
         """
-        told = self.wire.exchange((color, key, self._contexts[0]))
+        mine = (color, key, self._contexts[0])
+        told = self.wire.exchange(mine) if self.answers is None else self.answers.meet(self, mine)
         base = max(context for _, _, context in told)
         colors = sorted({c for c, _, _ in told if c is not None})
         self._contexts[0] = base + len(colors)
@@ -185,7 +217,8 @@ class Comm:
                 made._contexts, made.checks, made.templates = self._contexts, self.checks, self.templates
                 self.turns |= made.turns
                 made.turns = self.turns
-                made.cluster, made.decisions = self.cluster, self.decisions
+                made.answers = self.answers
+                made.cluster, made.decisions, made.answers = self.cluster, self.decisions, self.answers
         return made
 
     def alone(self) -> Comm:
@@ -193,14 +226,14 @@ class Comm:
         context = _ALONE - self.group[self.rank]
         made = Comm(self.wire.alone(context), self.log, [self.group[self.rank]], context)
         made._contexts, made.checks, made.templates = self._contexts, self.checks, self.templates
-        made.cluster, made.decisions = self.cluster, self.decisions
+        made.cluster, made.decisions, made.answers = self.cluster, self.decisions, self.answers
         return made
 
     def beside(self, wire: Any) -> Comm:
         """Return a communicator of the same members on another wire, for calls that run beside the program."""
         made = Comm(wire, self.log, self.group, self.context)
         made.checks, made.templates = self.checks, self.templates
-        made.cluster, made.decisions = self.cluster, self.decisions
+        made.cluster, made.decisions, made.answers = self.cluster, self.decisions, self.answers
         return made
 
     def free(self) -> None:
@@ -262,6 +295,13 @@ class Comm:
         peer = ANY if source == ANY else self.group[source]
         open_row = len(log.data) if (source == ANY or tag == ANY) and not log.flag else -1
         return Request(self, pending, log.stream, log.recv(peer, tag, self.context, x.nbytes), open_row)
+
+    def _answers(self) -> Any:
+        if self.answers is None:
+            from emu.comm.answers import HostAnswers
+
+            self.answers = HostAnswers()
+        return self.answers
 
     def _refuse_rank(self, what: str, rank: int) -> None:
         raise ConfigError(f"{what}: a rank from 0 to {self.size - 1} is expected, got {rank}; see comm.size")

@@ -62,6 +62,7 @@ class LocalWire:
         self.size = len(group)
         self.context = context
         self.round = 0
+        self.held: list[Message] = []  # receives whose message the engine has yet to choose
         self.sites: deque[Site] = deque(maxlen=1)  # of the calls of this rank, the newest last
 
     def isend(
@@ -93,6 +94,21 @@ class LocalWire:
         world = self.world
         receive = Message(x, source, self.rank, tag, x.nbytes, KINDS[x.dtype] if kind is None else kind, self._site())
         receive.exact = exact
+        if self.held or (source == ANY and world.holds and not collective):
+            receive.held = True
+            self.held.append(receive)
+            return receive
+        return self._post(receive, source, tag, collective)
+
+    def choose(self, receive: Message, source: int, tag: int) -> None:
+        """Match a receive that was held back with the next message of this source and tag."""
+        receive.held = False
+        self.held.remove(receive)
+        receive.source, receive.tag = source, tag
+        self._post(receive, source, tag, 0)
+
+    def _post(self, receive: Message, source: int, tag: int, collective: int) -> Message:
+        world = self.world
         key = (self.context, collective, self.rank, source, tag)
         message = self._sent(key)
         if message is not None:
@@ -278,8 +294,19 @@ class DryWire(LocalWire):
     def irecv(
         self, x: Any, source: int, tag: int, collective: int, kind: int | None = None, exact: bool = True
     ) -> Message:
-        """Do nothing: there are no bytes."""
-        return self._done
+        """Do nothing, unless the engine has to say whose message it is: there are no bytes."""
+        if not (source == ANY and self.world.holds and not collective):
+            return self._done
+        receive = Message(None, source, self.rank, tag, x.nbytes, OTHER, None)
+        receive.held = True
+        self.held.append(receive)
+        return receive
+
+    def choose(self, receive: Message, source: int, tag: int) -> None:
+        """Note whose message it is."""
+        receive.held, receive.done = False, True
+        self.held.remove(receive)
+        receive.source, receive.tag = source, tag
 
     def wait(self, pendings: Sequence[Message]) -> None:
         """Return at once."""

@@ -57,7 +57,8 @@ class Log:
     runs, the log is `muted`: bytes move, rows are not written again.
     """
 
-    __slots__ = ("data", "rank", "tables", "stream", "flag", "muted", "posted", "events", "sites")
+    __slots__ = ("data", "rank", "tables", "stream", "flag", "muted", "posted", "events", "sites", "base",
+                 "shipped", "spilled", "inner")  # fmt: skip
 
     def __init__(self, rank: int, tables: Tables | None = None) -> None:
         self.data = bytearray()
@@ -68,10 +69,19 @@ class Log:
         self.muted = False
         self.posted = [0] * 256  # requests made so far, a stream
         self.events = 0
+        self.base = self.data  # `data` is another one while a call is recorded as a template
+        self.shipped = 0  # bytes that an engine has been told
+        self.inner: tuple[int, int] | None = None  # label and context of the call that is recorded as a template
+        self.spilled = False  # rows of that call have been told already: it can't become one
         self.sites: deque[Any] = deque(maxlen=8)  # where the latest plain messages stand in the program
 
     def fill_in(self, at: int, peer: int, tag: int, nbytes: int | None = None) -> None:
-        """Write the peer and tag, and the size, of the receive whose row begins at byte `at`."""
+        """Write the peer and tag, and the size, of the receive whose row begins at byte `at`.
+
+        A row that an engine has been told stays as it is.
+        """
+        if at < self.shipped:
+            return
         _pack_peer(self.data, at + _PEER_OFFSET, peer, tag)
         if nbytes is not None:
             _pack_size(self.data, at + _SIZE_OFFSET, nbytes)
@@ -154,6 +164,16 @@ class Log:
     def sync(self) -> None:
         """Record that the rank's host waits for all of its streams."""
         self.data += _pack(_SYNC, self.stream, 0, 0, 0, 0, 0, 0.0)
+
+    def reach(self, time_s: float) -> None:
+        """Record that the current stream goes on no earlier than `time_s`, which the engine has told."""
+        self.data += _pack(_SYNC, self.stream, 0, 1, 0, 0, 0, time_s)
+
+    def ship(self) -> np.ndarray:
+        """Return the rows that have not been shipped yet."""
+        fresh = np.frombuffer(bytes(memoryview(self.base)[self.shipped :]), dtype=ROW)
+        self.shipped = len(self.base)
+        return fresh
 
     def rows(self) -> np.ndarray:
         """Return the rows recorded so far, as a copy."""

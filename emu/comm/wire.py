@@ -91,9 +91,6 @@ class Wire(Protocol):
     def test(self, pending: Any) -> bool:
         """Tell whether one is done."""
 
-    def wait_any(self, pendings: Sequence[Any]) -> list[int]:
-        """Wait until one is done; return the places of all that are."""
-
     def exchange(self, value: Any) -> list[Any]:
         """Give one small value, get every member's, in rank order. Control, not emulated traffic."""
 
@@ -103,14 +100,26 @@ class Wire(Protocol):
     def sub(self, members: Sequence[int] | None, context: int) -> Wire | None:
         """Make the wire of a sub-communicator; every member of this one calls, outsiders with None."""
 
-    def alone(self, context: int) -> Wire:
-        """Return a wire of this rank alone."""
-
-    def beside(self) -> Wire:
-        """Return a wire of the same members whose messages meet no others: for calls that run beside the program."""
-
     def free(self) -> None:
         """Give back what the wire holds."""
+
+
+class FullWire(Wire, Protocol):
+    """A wire that also does what mpi4py's face and questions of order need."""
+
+    held: list[Any]  # receives whose message an engine has yet to choose
+
+    def choose(self, receive: Any, source: int, tag: int) -> None:
+        """Match a receive that was held back with the next message of this source and tag."""
+
+    def wait_any(self, pendings: Sequence[Any]) -> list[int]:
+        """Wait until one is done; return the places of all that are."""
+
+    def alone(self, context: int) -> FullWire:
+        """Return a wire of this rank alone."""
+
+    def beside(self) -> FullWire:
+        """Return a wire of the same members whose messages meet no others: for calls that run beside the program."""
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ SHOWN = 16  # ranks that an error names
 class World:
     """The ranks of one process, and the messages between them.
 
-    `answer`, where it is set, is asked when no rank can go on by itself: it answers questions of time and order
-    (`questions`) and returns whether some rank can go on now.
+    `answer`, where it is set, is asked when no rank can go on by itself: it answers a question of time or order
+    and returns whether some rank can go on now.
     """
 
     def __init__(self, size: int, dry: bool = False) -> None:
@@ -42,8 +42,8 @@ class World:
         self.arrivals = 0
         self.probing: dict[int, list[greenlet.greenlet]] = {}  # world rank -> who waits for any message to it
         self.rounds: dict[tuple, Round] = {}
-        self.questions: list[Any] = []  # asked of the engine by suspended ranks
         self.answer: Callable[[World], bool] | None = None
+        self.holds = False  # receives from any source wait for `answer` to choose their message
         self.on_switch: Callable[[int], None] | None = None  # told the rank that is about to run
 
     def run(self, program: Callable[[int], Any]) -> list[Any]:
@@ -115,9 +115,10 @@ class World:
                     raise MismatchError(f"{text}; make every rank of a communicator call its collectives")
                 return
             if self.answer is None or not self.answer(self):
-                raise DeadlockError(self._describe())
+                raise DeadlockError(self.describe())
 
-    def _describe(self) -> str:
+    def describe(self) -> str:
+        """Tell who waits for whom, and where."""
         waiting = sorted(((self.ranks[who], who, told) for who, told in self.waiting.items()), key=lambda w: w[0])
         lines = [f"rank {rank} at {frame_told(who.gr_frame)} waits for {told()}" for rank, who, told in waiting]
         missing = list(self._missing())

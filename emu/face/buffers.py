@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from emu.face.datatypes import Datatype, datatype_of, of_dtype
 from emu.errors import ConfigError
+from emu.face.datatypes import Datatype, datatype_of, of_dtype
 
 
 class _Constant:
@@ -127,7 +127,7 @@ def _parts(spec: Any, where: str) -> tuple[Any, Any, Any, Datatype | None]:
         return spec, None, None, None
     items = list(spec)
     if not 2 <= len(items) <= 4:
-        raise ConfigError(f"{where}: a buffer spec of 2 to 4 entries is expected, got {len(items)}; [array, MPI.DOUBLE]")
+        raise ConfigError(f"{where}: a spec of 2 to 4 entries is expected, got {len(items)}; [array, MPI.DOUBLE]")
     data, rest = items[0], items[1:]
     datatype = None
     if isinstance(rest[-1], (Datatype, str, np.dtype, type)):
@@ -182,7 +182,7 @@ def _pick(
     if datatype.offsets is None:
         if start + n > len(memory) or count < 0:
             raise ConfigError(
-                f"{where}: at most {len(memory)} bytes are there, got {count} items of {datatype.name} from byte {start}"
+                f"{where}: at most {len(memory)} bytes are there, got {count} of {datatype.name} from byte {start}"
             )
         return Buffer(memory[start : start + n].view(datatype.dtype), datatype)
     offsets = (start + np.arange(count, dtype=np.int64)[:, None] * datatype.extent + datatype.offsets).ravel()
@@ -191,7 +191,9 @@ def _pick(
         memory, shift = _around(memory)
         offsets = offsets + shift
         if offsets.min() < 0 or offsets.max() + size > len(memory):
-            raise ConfigError(f"{where}: items must lie in the buffer, got {count} of {datatype.name} from byte {start}")
+            raise ConfigError(
+                f"{where}: items must lie in the buffer, got {count} of {datatype.name} from byte {start}"
+            )
     whole = memory[: len(memory) // size * size]
     if (offsets % size == 0).all():
         elements, index = whole.view(datatype.dtype), offsets // size

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-
 from emu.comm.communicator import Comm
+from emu.errors import ConfigError
 from emu.face.buffers import IN_PLACE, Buffer, blocks_of, buffer_of
 from emu.face.ops import Op
 from emu.face.scans import (
@@ -20,7 +20,6 @@ from emu.face.scans import (
     direct_scatter_v,
     in_order_reduce,
 )
-from emu.errors import ConfigError
 
 
 def barrier(comm: Comm) -> None:
@@ -257,7 +256,7 @@ def _check_root(comm: Comm, where: str, root: int) -> None:
 
 def _fits(where: str, got: int, expected: int) -> None:
     if got != expected:
-        raise ConfigError(f"{where}: buffers that fit together are expected, got {got} elements where {expected} belong")
+        raise ConfigError(f"{where}: buffers that fit are expected, got {got} elements where {expected} belong")
 
 
 def _enough(where: str, there: int, needed: int) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from emu.cluster import Cluster
+from emu.comm.answers import Answers, EngineAnswers, HostAnswers
 from emu.comm.background import Background
+from emu.comm.beside import EngineBeside
 from emu.comm.communicator import Comm
 from emu.comm.local import LocalTurns, World, world_comm
 from emu.comm.merging import merge
@@ -15,7 +17,7 @@ from emu.comm.recording import Log, Tables
 from emu.face.measured import Stopwatch
 from emu.face.module import make, observed
 from emu.face.script import Modules, Script, surroundings
-from emu.face.session import HostAnswers, Session
+from emu.face.session import Session
 from emu.trace import Trace
 
 if TYPE_CHECKING:
@@ -48,19 +50,18 @@ class Ended:
 
     status: int
     trace: Trace | None
-    marks: Mapping[str, Any] = field(default_factory=dict)
 
 
 def run_here(plan: Plan, ranks: int) -> Ended:
     """Run the script on `ranks` coroutines of this process."""
     world, tables = World(ranks), Tables()
     logs = [Log(rank, tables) for rank in range(ranks)]
-    marks: dict[str, Any] = {}
+    engine = EngineBeside(world, logs, plan.cluster, plan.profile)
     decisions: dict[str, Any] = {}
     sessions = []
     for log in logs:
         core = world_comm(world, log)
-        sessions.append(_session(plan, core, HostAnswers(), Background(LocalTurns(world)), decisions))
+        sessions.append(_session(plan, core, EngineAnswers(engine), Background(LocalTurns(world)), decisions))
     mains = [plan.script.main() for _ in logs]
     modules = Modules(plan.script, mains)
 
@@ -71,8 +72,8 @@ def run_here(plan: Plan, ranks: int) -> Ended:
     with surroundings(plan.script, module):
         world.on_switch = modules.switch
         statuses = world.run(program)
-    trace = merge([(bytes(log.data), tables) for log in logs], plan.header(decisions, marks))
-    return Ended(max(statuses, key=abs), trace, marks)
+    trace = merge([(bytes(log.data), tables) for log in logs], plan.header(decisions, engine.marks))
+    return Ended(max(statuses, key=abs), trace)
 
 
 def run_as_rank(plan: Plan, world: MpiWorld, watched: Callable[[Log], None]) -> Ended:
@@ -97,8 +98,8 @@ def run_as_rank(plan: Plan, world: MpiWorld, watched: Callable[[Log], None]) -> 
     return Ended(max(statuses, key=abs), merge(logs, plan.header(decisions, {})))
 
 
-def _session(plan: Plan, core: Comm, answers: Any, background: Background, decisions: dict[str, Any]) -> Session:
-    core.cluster, core.decisions = plan.cluster, decisions
+def _session(plan: Plan, core: Comm, answers: Answers, background: Background, decisions: dict[str, Any]) -> Session:
+    core.cluster, core.decisions, core.answers = plan.cluster, decisions, answers
     node = plan.cluster.node_of(core.rank)
     session = Session(core, answers, background, host=f"node{node}")
     if plan.speedup is not None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from emu.comm.communicator import Comm, Request
+from emu.comm.sites import user_site
+from emu.comm.wire import KINDS, OBJECT
+from emu.errors import ConfigError
 from emu.face.buffers import buffer_of
 from emu.face.objects import HEADER, ObjectReceive, ObjectSend
 from emu.face.requests import Incoming, Nothing, Outgoing, Receive, Send
 from emu.face.session import Session
 from emu.face.status import PROC_NULL, TAG_UB
-from emu.comm.sites import user_site
-from emu.comm.wire import KINDS, OBJECT
-from emu.errors import ConfigError
 from emu.trace import ANY
 
 

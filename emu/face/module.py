@@ -93,7 +93,8 @@ def make(session: Callable[[], Session]) -> types.ModuleType:
         "COMM_NULL": intracomm.COMM_NULL, "GROUP_NULL": group.GROUP_NULL, "GROUP_EMPTY": group.GROUP_EMPTY,
         "REQUEST_NULL": requests.REQUEST_NULL, "MESSAGE_NULL": requests.MESSAGE_NULL,
         "MESSAGE_NO_PROC": requests.MESSAGE_NULL, "DATATYPE_NULL": datatypes.DATATYPE_NULL, "OP_NULL": ops.OP_NULL,
-        "INFO_NULL": Info(), "INFO_ENV": Info(), "ERRORS_RETURN": None, "ERRORS_ARE_FATAL": None, "ERRHANDLER_NULL": None,
+        "INFO_NULL": Info(), "INFO_ENV": Info(), "ERRORS_RETURN": None, "ERRORS_ARE_FATAL": None,
+        "ERRHANDLER_NULL": None,
         "ANY_SOURCE": status.ANY_SOURCE, "ANY_TAG": status.ANY_TAG, "PROC_NULL": status.PROC_NULL, "ROOT": status.ROOT,
         "UNDEFINED": status.UNDEFINED, "IN_PLACE": buffers.IN_PLACE, "BOTTOM": buffers.BOTTOM,
         "IDENT": comm.IDENT, "CONGRUENT": comm.CONGRUENT, "SIMILAR": comm.SIMILAR, "UNEQUAL": comm.UNEQUAL,
@@ -123,7 +124,7 @@ def _functions(session: Callable[[], Session]) -> dict[str, Callable[..., Any]]:
         "Is_finalized": lambda: session().finalized,
         "Query_thread": lambda: 2,
         "Is_thread_main": lambda: True,
-        "Wtime": lambda: session().answers.now_s(),
+        "Wtime": lambda: _now(session()),
         "Wtick": lambda: 1e-9,
         "Get_processor_name": lambda: session().host,
         "Get_version": lambda: (VERSION, SUBVERSION),
@@ -136,6 +137,10 @@ def _functions(session: Callable[[], Session]) -> dict[str, Callable[..., Any]]:
         "Pcontrol": lambda level: None,
         "Get_address": _address,
     }
+
+
+def _now(found: Session) -> float:
+    return found.answers.now_s(found.core)
 
 
 def _address(location: Any) -> int:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from emu.comm.communicator import OPERATIONS
-from emu.face.datatypes import Datatype
 from emu.errors import ConfigError
+from emu.face.datatypes import Datatype
 
 
 class Op:
@@ -59,7 +59,7 @@ class Op:
     def fold(self, left: np.ndarray, right: np.ndarray, datatype: Datatype) -> None:
         """Set right = op(left, right), in rank order."""
         if self._on_memory is not None:
-            self._on_memory(memoryview(left.view(np.uint8)), memoryview(right.view(np.uint8)), datatype)
+            self._on_memory(left.view(np.uint8).data, right.view(np.uint8).data, datatype)
         elif self.name in ("MAXLOC", "MINLOC"):
             _locate(self.name == "MAXLOC", left, right)
         elif self.word is not None:
@@ -89,7 +89,7 @@ def _of_objects(function: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any]
 
 def _locate(largest: bool, left: np.ndarray, right: np.ndarray) -> None:
     """Keep the larger (smaller) value and its index; of equal values the lower index."""
-    value, index = right.dtype.names
+    value, index = right.dtype.names or ("", "")
     better = left[value] > right[value] if largest else left[value] < right[value]
     equal = (left[value] == right[value]) & (left[index] < right[index])
     take = better | equal

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
+from emu.comm.answers import Answers
 from emu.comm.background import Background
 from emu.comm.communicator import Comm
 from emu.errors import ConfigError
@@ -23,25 +24,6 @@ class JobAborted(Exception):
         self.status = status
 
 
-class Answers(Protocol):
-    """Answers what a program asks about time and order."""
-
-    def now_s(self) -> float:
-        """Return the emulated time at which the rank's program stands."""
-
-    def wait(self, comm: Comm, requests: Sequence[Any]) -> None:
-        """Return when all requests are done; who comes first decides any-source receives."""
-
-    def test(self, comm: Comm, requests: Sequence[Any]) -> list[bool]:
-        """Tell which of these requests are done by now."""
-
-    def first(self, comm: Comm, requests: Sequence[Any]) -> list[int]:
-        """Wait until one is done; return the places of all that are done then."""
-
-    def probe(self, comm: Comm, source: int, tag: int, block: bool, take: bool) -> Any:
-        """Return the message that a receive would get now (`block`: first)."""
-
-
 @dataclass
 class Session:
     """One rank's MPI."""
@@ -54,27 +36,3 @@ class Session:
     leave: Callable[[], None] | None = None  # and when it goes on by itself
     finalized: bool = False
     attributes: dict[str, Any] = field(default_factory=dict)
-
-
-class HostAnswers:
-    """Answers by what has happened in this run, where no engine stands beside the program."""
-
-    def now_s(self) -> float:
-        """Raise ConfigError: without an engine there is no time yet."""
-        raise ConfigError("MPI.Wtime: an engine beside the program is expected, got a run without a cluster")
-
-    def wait(self, comm: Comm, requests: Sequence[Any]) -> None:
-        """Return when all are done."""
-        comm.wire.wait([request.pending for request in requests])
-
-    def test(self, comm: Comm, requests: Sequence[Any]) -> list[bool]:
-        """Tell which are done."""
-        return [comm.wire.test(request.pending) for request in requests]
-
-    def first(self, comm: Comm, requests: Sequence[Any]) -> list[int]:
-        """Wait until one is done."""
-        return comm.wire.wait_any([request.pending for request in requests])
-
-    def probe(self, comm: Comm, source: int, tag: int, block: bool, take: bool) -> Any:
-        """Look at what has been sent."""
-        return comm.wire.probe(source, tag, block, take)

@@ -16,11 +16,15 @@ TAG_UB = (1 << 23) - 1  # what every wire can carry beside a message's kind
 class Status:
     """Source, tag and size of a message."""
 
+    source: int
+    tag: int
+    count: int  # bytes
+
     def __init__(self, status: Status | None = None) -> None:
         self.source = status.source if status else ANY_SOURCE
         self.tag = status.tag if status else ANY_TAG
         self.error = 0
-        self.count = status.count if status else 0  # bytes
+        self.count = status.count if status else 0
         self.cancelled = False
 
     def set(self, source: int, tag: int, nbytes: int) -> None:

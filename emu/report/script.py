@@ -47,15 +47,18 @@ def summary(plan: Any, ended: Any, folder: Path) -> tuple[dict[str, Any], Timeli
 def calls(trace: Trace, timeline: Timeline) -> list[dict[str, Any]]:
     """Return, by kind of call, how often it was made and how long ranks were in it, all ranks together."""
     spans, labels = timeline.raw.spans, timeline.raw.labels
-    rows = []
+    rows: dict[str, dict[str, Any]] = {}
     for op, name in ((Op.CALL, None), (Op.BEGIN, None), (Op.WAIT, "messages waited for"), (Op.ELAPSED, "computation")):
         of_op = spans[(spans["op"] == op) & ((spans["depth"] == 0) | (op != Op.WAIT))]
-        groups = {name: of_op} if name else {labels[i]: of_op[of_op["label"] == i] for i in np.unique(of_op["label"])}
-        for label, found in groups.items():
+        named = np.array([name or labels[i] for i in of_op["label"]])
+        for label in np.unique(named):
+            found = of_op[named == label]
             if len(found):
                 time_s = float((found["end_s"] - found["start_s"]).sum())
-                rows.append({"call": label, "calls": len(found), "time_s": time_s, "bytes": int(found["bytes"].sum())})
-    return sorted(rows, key=lambda row: -row["time_s"])
+                row = rows.setdefault(str(label), {"call": str(label), "calls": 0, "time_s": 0.0})
+                row["calls"] += len(found)
+                row["time_s"] += time_s
+    return sorted(rows.values(), key=lambda row: -row["time_s"])
 
 
 def write(found: dict[str, Any], timeline: Timeline, trace: Trace, folder: Path) -> None:
@@ -86,10 +89,9 @@ def text(found: dict[str, Any], timeline: Timeline) -> str:
         )
     if found["calls"]:
         lines += ["", text_table(
-            ["call", "calls", "time in all ranks", "bytes"],
+            ["call", "calls", "time in all ranks"],
             [
-                [row["call"], str(row["calls"]), format_time(row["time_s"]), format_bytes(row["bytes"])]
-                for row in found["calls"]
+                [row["call"], str(row["calls"]), format_time(row["time_s"])] for row in found["calls"]
             ],
         )]  # fmt: skip
     lines += ["", text_table(
