@@ -197,6 +197,19 @@ def test_calls_on_two_streams_match_stream_by_stream():
     assert raw.end_s == pytest.approx(2.0)
 
 
+def test_sends_of_two_streams_match_in_the_order_of_the_program():
+    # Rank 0's second send, on a stream that is free at once, overtakes the first; the receives do not swap.
+    sender = rows(elapsed(5.0, stream=1), send(1, 100, stream=1), send(1, 700, stream=2), wait(1, stream=1),
+                  wait(1, stream=2))
+    t = trace(sender, [recv(0, 100), wait(1), (Op.BEGIN, 0), recv(0, 700), wait(1), (Op.END,)])
+    raw = resolve(t, star(2, 100.0, 0.0), detail="flows")
+    # The long one has the link alone until 5 s, half of it until 7 s, and ends at 8 s.
+    assert raw.flows["bytes"].tolist() == [700, 100]
+    assert raw.flows["end_s"].tolist() == pytest.approx([8.0, 7.0])
+    waits = raw.spans[(raw.spans["rank"] == 1) & (raw.spans["op"] == Op.WAIT)]
+    assert waits["end_s"][0] > 5.0
+
+
 def test_copies_are_flows_to_the_host_and_share_its_links():
     links = (Link("pcie0", 100.0), Link("pcie1", 100.0), Link("memory", 150.0))
     host = {(r, d): Route((r, 2), 0.5) for r in range(2) for d in ("h2d", "d2h")}

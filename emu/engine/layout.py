@@ -44,7 +44,7 @@ MSG = np.dtype([
     ("src_lane", "i4"), ("dst_lane", "i4"), ("src_req", "i4"), ("dst_req", "i4"), ("next", "i4"),
     ("neck", "i4"), ("new_neck", "i4"), ("group_next", "i4"), ("group_prev", "i4"), ("mark", "i4"),
     ("status", "i4"), ("label", "i4"), ("chan", "i4"), ("src", "i4"), ("dst", "i4"), ("near_next", "i4"),
-    ("near_prev", "i4"), ("tcp", "i4"), ("envelope", "f8")], align=True)
+    ("near_prev", "i4"), ("tcp", "i4"), ("order", "i4"), ("envelope", "f8")], align=True)
 
 # Flags of a message.
 SENT, RECEIVED, STARTED, FINISHED, IS_COPY, FLYING, NEAR = 1, 2, 4, 8, 16, 32, 64
@@ -64,7 +64,8 @@ ROUTE = np.dtype([
 # All messages of equal (context, stream or -1, source, destination, tag) meet in one channel, in order.
 CHANNEL = np.dtype([
     ("context", "i4"), ("stream", "i4"), ("src", "i4"), ("dst", "i4"), ("tag", "i4"), ("route", "i4"),
-    ("head", "i4"), ("tail", "i4"), ("sends", "i4"), ("next", "i4")], align=True)
+    ("head", "i4"), ("tail", "i4"), ("sends", "i4"), ("next", "i4"),
+    ("sent", "i4"), ("asked", "i4"), ("ordered", "i4")], align=True)
 
 EVENT = np.dtype([("time", "f8"), ("key", "i8"), ("what", "i8")])
 KIND_LINK, KIND_FLOW, KIND_FAULT, KIND_ENVELOPE, KIND_WAKE = range(5)  # their order within one instant

@@ -54,7 +54,7 @@ def find_channel(s, context, stream, src, dst, tag):
     c.context, c.stream, c.src, c.dst, c.tag = context, stream, src, dst, tag
     c.route = _find_route(s, src, dst)
     c.head = c.tail = -1
-    c.sends = 0
+    c.sends = c.sent = c.asked = c.ordered = 0
     c.next = table[bucket]
     table[bucket] = i
     return i
@@ -99,20 +99,44 @@ def _append(s, c, m):
     c.tail = m
 
 
-@inner("iiiiiff")
-def post_send(s, i, chan, size, label, posted, now):
-    """Lane `i` has sent `size` bytes on channel `chan`."""
+@inner("iiii")
+def _partner(s, chan, order, sends):
+    """Take the waiting partner out of a channel: its first, or where order was given, the one of that order."""
+    msg, c = messages(s), channels(s)[chan]
+    m = c.head
+    if m < 0:
+        return -1
+    if not c.ordered:
+        if c.sends != sends:
+            return -1
+        c.head = msg[m].next
+        return m
+    wanted = L.SENT if sends else L.RECEIVED
+    while m >= 0 and not (msg[m].status & wanted and msg[m].order == order):
+        m = msg[m].next
+    if m >= 0:
+        _leave_channel(s, m)
+    return m
+
+
+@inner("iiiiiffi")
+def post_send(s, i, chan, size, label, posted, now, order):
+    """Lane `i` has sent `size` bytes on channel `chan`; its `order` there is given (from 1 on) or 0, as it comes."""
     msg, lane = messages(s), lanes(s)[i]
     c = channels(s)[chan]
     r = routes(s)[c.route]
-    met = c.head >= 0 and c.sends == 0
-    if met:
-        m = c.head
-        c.head = msg[m].next
+    c.sent += 1
+    if order == 0:
+        order = c.sent
     else:
+        c.ordered = 1
+    m = _partner(s, chan, order, 0)
+    met = m >= 0
+    if not met:
         m = take_message(s)
         c.sends = 1
         _append(s, c, m)
+        msg[m].order = order
     f = msg[m]
     f.chan, f.route, f.src, f.dst = chan, c.route, c.src, c.dst
     f.bytes, f.src_lane, f.src_req, f.label, f.posted = size, i, lane.req_no, label, posted
@@ -124,20 +148,25 @@ def post_send(s, i, chan, size, label, posted, now):
         start_message(s, m, now)
 
 
-@inner("iiif")
-def post_receive(s, i, chan, now):
-    """Lane `i` is ready to receive on channel `chan`."""
+@inner("iiifi")
+def post_receive(s, i, chan, now, order):
+    """Lane `i` is ready to receive on channel `chan`; `order` as for a send."""
     msg, lane = messages(s), lanes(s)[i]
     c = channels(s)[chan]
-    if c.head >= 0 and c.sends == 1:
-        m = c.head
-        c.head = msg[m].next
+    c.asked += 1
+    if order == 0:
+        order = c.asked
+    else:
+        c.ordered = 1
+    m = _partner(s, chan, order, 1)
+    if m >= 0:
         _meet(s, m, i, lane.req_no, now)
         return
     m = take_message(s)
     c.sends = 0
     _append(s, c, m)
     f = msg[m]
+    f.order = order
     f.chan, f.src, f.dst = chan, c.src, c.dst
     f.dst_lane, f.dst_req = i, lane.req_no
     f.status |= L.RECEIVED

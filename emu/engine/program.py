@@ -11,6 +11,7 @@ import numpy as np
 
 from emu.cluster import RouteList
 from emu.engine import layout as L
+from emu.engine.order import Order
 from emu.engine.profiles import Profile
 from emu.engine.routes import routes_between, take_in
 from emu.engine.state import SELF_ROUTE, State
@@ -41,6 +42,8 @@ class Program:
         self._template_window: list[int] = []
         self._template_messages: list[int] = []
         self._rows_used = 0
+        self._first_segment: dict[int, int] = {}
+        self._order = Order(self._plain_rows)
         self._events: dict[int, np.ndarray] = {}
         self._event_count = 0
         self._syncs = np.zeros(world_size, np.int64)
@@ -166,6 +169,8 @@ class Program:
         syncs = np.flatnonzero(op == L.SYNC)
         if ((op == L.RECORD) | (op == L.AWAIT)).any():
             rows = self._resolve_events(r, rows, op)
+        if rows["stream"].any() or r in self._order.ranks:
+            rows = self._order.number(r, rows)
         streams = [0] if not rows["stream"].any() else [int(x) for x in np.unique(rows["stream"])]
         old = [stream for (rank, stream) in self.lane_of if rank == r] if len(syncs) else []
         before = int(self._syncs[r])
@@ -241,6 +246,7 @@ class Program:
                 segment[last]["next"] = number
             else:
                 lane["seg"], lane["pc"], lane["end"] = number, first, self._rows_used
+                self._first_segment[i] = number
             lane["last_seg"] = number
         if lane["state"] == L.ENDED:
             self._go_on(i)
@@ -279,6 +285,15 @@ class Program:
     def _called_window(self, part: np.ndarray) -> int:
         called = np.unique(part["a"][part["op"] == L.CALL]) if self.templates else ()
         return max((self._template_window[t] for t in called), default=0)
+
+    def _plain_rows(self, r: int) -> Iterable[np.ndarray]:
+        """Yield the rows that a rank's lanes were given so far."""
+        segment = self.state[L.T_SEGMENT][: self.state.count[L.SEGMENT_COUNT]]
+        for (rank, _), i in self.lane_of.items():
+            at = int(self._first_segment[i]) if rank == r else -1
+            while at >= 0:
+                yield self.state[L.T_ROWS][segment[at]["first"] : segment[at]["end"]]
+                at = int(segment[at]["next"])
 
     # Routes
 

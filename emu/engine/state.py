@@ -130,7 +130,7 @@ class State:
         # A channel in use by a message on the way is still named by it.
         msg = self[L.T_MSG]
         busy = msg["chan"][(msg["status"] & (L.SENT | L.RECEIVED)) != 0]
-        keep = np.zeros(used, bool)
+        keep = channel["ordered"][:used] != 0
         keep[kept] = True
         keep[busy[(busy >= 0) & (busy < used)]] = True
         if keep.sum() * 2 >= used:

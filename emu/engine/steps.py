@@ -200,7 +200,7 @@ def _send(s, i, slot):
     lane.paid = 0
     requests(s)[slot] = inf
     lane.pc += 1
-    post_send(s, i, chan, r.n, lane.label, posted, reals(s)[L.NOW])
+    post_send(s, i, chan, r.n, lane.label, posted, reals(s)[L.NOW], int(r.x))
     lane.req_no += 1
     return GO_ON
 
@@ -225,7 +225,7 @@ def _receive(s, i, slot):
     if not known:
         chan = find_channel(s, context, stream, peer, lane.rank, r.b)
         lane.recv_chan = chan
-    post_receive(s, i, chan, reals(s)[L.NOW])
+    post_receive(s, i, chan, reals(s)[L.NOW], int(r.x))
     lane.req_no += 1
     return GO_ON
 
