@@ -26,7 +26,7 @@ def emu(run_job, tmp_path):
 
 def refused(ended, *said):
     """The message holds these words and is shown once; no traceback; exit status 2."""
-    message = [line for line in ended.output.splitlines() if line.lstrip().startswith("emu: ")]
+    message = [line for line in ended.output.splitlines() if line.lstrip("\0 ").startswith("emu: ")]
     assert len(message) == 1, ended.output
     for word in said:
         assert word in message[0]
