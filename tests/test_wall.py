@@ -65,6 +65,14 @@ def test_any_source_meets_the_first_to_come(found):
     assert found("any_source", 4, 100, 8)["order"] == [3, 2, 1]
 
 
+def test_questions_are_answered_when_their_moment_has_come(found):
+    result = found("questions", 3, 50, 8000)
+    assert result["order"] == [1]
+    assert result["tests"] > 3
+    assert result["took_s"][0] >= result["asked_s"] * (1 - 1e-9)
+    assert result["probed"] == [1, 9, 8000]
+
+
 def test_who_waits_leaves_the_cores_to_others(found):
     result = found("idle", 8, 1000, 4e6)
     assert result["cpu_s"] < 0.2 * result["took_s"][0]

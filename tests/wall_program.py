@@ -14,6 +14,7 @@ import numpy as np
 
 from emu.cluster import link_cluster, load_cluster
 from emu.collectives import find
+from emu.comm.communicator import Request
 from emu.comm.mpi import MpiWorld
 from emu.gpu import Cost
 from emu.program import end_job
@@ -113,6 +114,33 @@ def any_source(gpu, nbytes):
         x[0] = comm.rank
         comm.send(x, 0)
     return {"order": order}
+
+
+def questions(gpu, nbytes):
+    """Rank 0 asks when rank 1's and rank 2's messages are there; rank 2's is the first."""
+    comm, wire = gpu.comm, gpu.comm.wire
+    x, order, tests, probed = np.zeros((3, nbytes // 8)), [], 0, []
+    find("barrier", "dissemination")(comm)
+    began = wire.now_s()
+    if comm.rank == 0:
+        requests = [comm.irecv(x[1], 1, 7), comm.irecv(x[2], 2, 8)]
+        order = wire.wait_any([r.pending for r in requests])
+        while not wire.test(requests[0].pending):
+            tests += 1
+            time.sleep(0.002)
+        took = wire.now_s() - began
+        found = wire.probe(-1, -1, True, True)
+        probed = [found.source, found.tag, found.nbytes]
+        comm.waitall([Request(comm, wire.receive_taken(x[1], found), 0, 0)])
+    else:
+        spec = gpu_of(gpu)
+        bytes_a_s = spec.memory_bytes_per_s * spec.memory_efficiency
+        gpu.launch(lambda: None, cost=Cost(bytes=int(2e-3 * (3 - comm.rank) * bytes_a_s)), name="busy")
+        comm.send(x[0], 0, 6 + comm.rank)
+        took = 0.0
+        if comm.rank == 1:
+            comm.send(x[0], 0, 9)
+    return {"order": order, "tests": tests, "probed": probed, "took_s": [took], "asked_s": 4e-3 + closed(gpu).time_s(nbytes)}
 
 
 def idle(gpu, nbytes):

@@ -17,6 +17,7 @@ from typing import Any
 
 from emu.wall import frames as F
 from emu.wall.governor import Governor
+from emu.wall.hosts import LOOPBACK, addresses
 from emu.wall.pace import now
 from emu.wall.referee import Lane, Referee
 
@@ -26,9 +27,9 @@ _BACKLOG = 1024
 
 @dataclass(frozen=True)
 class Address:
-    """Where the referee listens, and the word by which it knows its own job's ranks."""
+    """Where the referee may be reached, and the word by which it knows its own job's ranks."""
 
-    host: str
+    hosts: tuple[str, ...]
     port: int
     word: bytes
 
@@ -42,15 +43,15 @@ class Task:
     profile: str
     dilation: float
     auto: bool
-    host: str
+    everywhere: bool  # whether ranks on other hosts are to reach it
     word: bytes
 
 
 def start(
-    cluster: Any, ranks: int, profile: str, dilation: float, auto: bool, host: str
+    cluster: Any, ranks: int, profile: str, dilation: float, auto: bool, everywhere: bool
 ) -> tuple[subprocess.Popen, Address]:
-    """Start the referee's process; it listens on `host` when this returns."""
-    task = Task(cluster, ranks, profile, dilation, auto, host, secrets.token_bytes(16))
+    """Start the referee's process; it listens when this returns."""
+    task = Task(cluster, ranks, profile, dilation, auto, everywhere, secrets.token_bytes(16))
     process = subprocess.Popen([sys.executable, "-c", _START], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None and process.stdout is not None
     pickle.dump(task, process.stdin)
@@ -58,13 +59,13 @@ def start(
     line = process.stdout.readline().split()
     if not line:
         raise RuntimeError("the wall clock's referee ended before it began")
-    return process, Address(host, int(line[0]), task.word)
+    return process, Address((LOOPBACK, *(addresses() if everywhere else ())), int(line[0]), task.word)
 
 
 def serve() -> None:
     """Be the referee: read the task from stdin, say the port on stdout, serve until all have left."""
     task: Task = pickle.load(sys.stdin.buffer)
-    listener = socket.create_server((task.host, 0), backlog=_BACKLOG)
+    listener = socket.create_server(("" if task.everywhere else LOOPBACK, 0), backlog=_BACKLOG)
     sys.stdout.write(f"{listener.getsockname()[1]}\n")
     sys.stdout.flush()
     from emu.wall.model import Model
@@ -129,7 +130,7 @@ class _Connection:
         self.buffer += data
         for said in F.take_said(self.buffer):
             if said.kind == F.CLOCK_ASK:
-                self.tell(F.Told(F.CLOCK, now(), number=said.number).frame())
+                self.tell(F.Told(F.CLOCK, now()).frame())
             elif self.lane is None:
                 if said.kind != F.HELLO or said.payload != server.task.word:
                     server.close(self)

@@ -9,7 +9,7 @@ import struct
 from dataclasses import dataclass
 
 # From a stream to the referee.
-HELLO, ENTER, ROWS, ASK, RECORD, AWAIT, JOB, START, DONE, EXCHANGE, BYE, FAILED, CLOCK_ASK, LATE = range(14)
+HELLO, ENTER, ROWS, ASK, RECORD, AWAIT, JOB, START, DONE, EXCHANGE, BYE, FAILED, CLOCK_ASK, LATE, LOOK = range(15)
 # From the referee to a stream.
 ANSWER, ERROR, CLOCK = range(3)
 
@@ -70,7 +70,8 @@ def take_said(buffer: bytearray) -> list[Said]:
 
 def take_told(buffer: bytearray) -> list[Told]:
     """Take all whole frames of the referee off the front of `buffer`."""
-    return [Told(fields[0], *fields[4:], payload) for fields, payload in _take(buffer, TOLD)]
+    found = _take(buffer, TOLD)
+    return [Told(f[0], f[4], f[5], f[6], f[7], f[8], payload) for f, payload in found]
 
 
 def _take(buffer: bytearray, header: struct.Struct) -> list[tuple[tuple, bytes]]:

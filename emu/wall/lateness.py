@@ -44,6 +44,7 @@ class Told:
     stood_still_wall_s: float
     run_wall_s: float
     enough: float
+    clocks_off_wall_s: float = 0.0  # between hosts: error of the offset, and drift
 
     @property
     def kept_up(self) -> bool:
@@ -57,6 +58,8 @@ class Told:
     def text(self) -> str:
         """Return one line for people."""
         stood = f"emulated time stood still for {self.stood_still_wall_s:.3g} s of {self.run_wall_s:.3g} s"
+        if self.clocks_off_wall_s:
+            stood += f"; the hosts' clocks agree within {1e3 * self.clocks_off_wall_s:.2g} ms"
         if not self.messages:
             return f"wall clock, dilation {self.dilation:g}: no messages; {stood}"
         line = (
@@ -72,13 +75,14 @@ class Told:
 
 
 def summarise(
-    found: Sequence[Sequence[tuple[float, float, float]]], dilation: float, stood_still_s: float, run_s: float
-) -> Told:
+    found: Sequence[Sequence[tuple[float, float, float]]], dilation: float, stood_still_s: float, run_s: float,
+    clocks_off_s: float = 0.0,
+) -> Told:  # fmt: skip
     """Join what all ranks found; messages from before the dilation was settled do not count."""
     pairs = np.array([message for rank in found for message in rank], dtype=float).reshape(-1, 3)
     pairs = pairs[(pairs[:, 0] > 0) & (pairs[:, 2] == dilation)]
     if not len(pairs):
-        return Told(dilation, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, stood_still_s, run_s, dilation)
+        return Told(dilation, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, stood_still_s, run_s, dilation, clocks_off_s)
     own_s, late_s, _ = pairs.T
     part = late_s / (dilation * own_s)
     needed = late_s / (ENOUGH * own_s)
@@ -95,6 +99,7 @@ def summarise(
         stood_still_wall_s=stood_still_s,
         run_wall_s=run_s,
         enough=_round_up(max(1.0, float(np.quantile(needed, 0.99)), behind if stood_still_s else 1.0)),
+        clocks_off_wall_s=clocks_off_s,
     )
 
 

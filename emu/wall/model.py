@@ -12,6 +12,7 @@ import numpy as np
 from emu.cluster import Cluster
 from emu.engine import Engine
 from emu.engine import layout as L
+from emu.engine.questions import Answer, Question, answer, answer_time_s
 from emu.trace import ROW
 
 
@@ -19,10 +20,11 @@ class Model:
     """One engine, with its lanes by (rank, stream)."""
 
     def __init__(self, cluster: Cluster, ranks: int, profile: str) -> None:
-        self._engine = Engine(cluster, ranks, profile=profile, detail="totals")
+        self._engine = Engine(cluster, ranks, profile=profile, detail="totals", any_source=True)
         self._state = self._engine._state
         self._of = self._engine._program.lane_of
         self._extend = self._engine.extend
+        self.settled_s = 0.0  # before this nothing can happen any more
 
     def warm(self) -> None:
         """Load the compiled code before time begins."""
@@ -66,16 +68,22 @@ class Model:
         """How far the engine has come."""
         return self._engine.now_s
 
-    def advance(self, bound_s: float, watched: list[int]) -> bool:
-        """Go on to `bound_s`, this instant included, or until a watched lane is dry earlier.
+    def advance(self, bound_s: float, watched: list[int], probing: list[int]) -> bool:
+        """Go on to `bound_s`, this instant included, or until a watched lane is dry or has a message earlier.
 
-        Return whether the engine stopped at the bound rather than because nothing is left to happen.
+        `probing` are ranks that wait for a message's announcement. Return whether it stopped before the bound.
         """
-        lanes = self._state[L.T_LANE]
+        lanes, real = self._state[L.T_LANE], self._state.real
         lanes["asks"] = 0
         lanes["asks"][watched] = 1
-        self._state.real[L.HORIZON] = math.nextafter(bound_s, math.inf)
-        return self._engine.run() == L.AT_HORIZON
+        self._state[L.T_RANK]["probes"] = 0
+        self._state[L.T_RANK]["probes"][probing] = 1
+        asked = real[L.HORIZON] = math.nextafter(bound_s, math.inf)
+        if self._engine.run() == L.IDLE:
+            self.settled_s = math.inf
+            return False
+        self.settled_s = float(real[L.HORIZON])
+        return self.settled_s < asked
 
     def peers(self, lane: int, numbers: list[int]) -> list[tuple[int, int]]:
         """Return (source, tag) of requests that were received from any source."""
@@ -84,8 +92,10 @@ class Model:
         base, mask = int(entry["req_base"]), int(entry["req_mask"])
         return [(int(a), int(b)) for a, b in (places[base + (number & mask)] for number in numbers)]
 
-    def done_by(self, lane: int, number: int, time_s: float) -> bool:
-        """Tell whether a request that was not waited for yet is done at a time the engine has come to."""
-        entry = self._state[L.T_LANE][lane]
-        at = self._state[L.T_REQUEST][int(entry["req_base"]) + (number & int(entry["req_mask"]))]
-        return bool(at <= time_s)
+    def answer_time_s(self, lane: int, question: Question) -> float:
+        """Return when a dry lane's question can be answered, infinity if that is not known yet."""
+        return answer_time_s(self._state, self._state[L.T_LANE][lane], question)
+
+    def answer(self, lane: int, question: Question, time_s: float) -> Answer:
+        """Answer a question at a time before which nothing can happen any more."""
+        return answer(self._state, self._state[L.T_LANE][lane], question, time_s)

@@ -12,19 +12,24 @@ late is not late for ever: the collective's own messages keep their times.
 
 from __future__ import annotations
 
+import math
 import pickle
+import struct
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from emu.comm.wire import Call, compare
+from emu.engine.questions import Question
 from emu.errors import DeadlockError, EmuError, RankError
+from emu.trace import ROW_FORMAT, Op
 from emu.wall import frames as F
 from emu.wall.governor import Governor
 from emu.wall.model import Model
 
 Tell = Callable[[bytes], None]
+_NOTHING = struct.pack(ROW_FORMAT, Op.ELAPSED, 0, 0, 0, 0, 0, 0, 0.0)  # a row that takes no time
 
 
 @dataclass(eq=False)
@@ -40,8 +45,14 @@ class Lane:
     granted: deque[float] = field(default_factory=deque)  # when those that it has not begun were given
     not_before_s: float = 0.0
     asked: F.Said | None = None
+    question: Question | None = None  # about its messages, while it waits for the answer
     stamped_s: float = 0.0  # its time when its program last came to something
     parked: str = ""  # what else than the engine it waits for
+
+    @property
+    def at_work(self) -> bool:
+        """Whether its program goes on, and does not wait for an answer."""
+        return not self.parked and self.asked is None and self.question is None
 
     @property
     def who(self) -> str:
@@ -133,7 +144,7 @@ class Referee:
     def _take_all(self) -> bool:
         moved = False
         for lane in list(self.lanes.values()):
-            while lane.queue and not lane.parked and lane.asked is None and self._take(lane, lane.queue[0]):
+            while lane.queue and lane.at_work and self._take(lane, lane.queue[0]):
                 lane.queue.popleft()
                 moved = True
         return moved
@@ -183,6 +194,8 @@ class Referee:
             other.granted.append(time_s)
         elif kind == F.DONE:
             lane.jobs -= 1
+        elif kind == F.LOOK:
+            self._look(lane, said)
         elif kind == F.EXCHANGE:
             self._exchange(lane, said)
         elif kind == F.BYE:
@@ -193,19 +206,33 @@ class Referee:
     def _advance(self) -> bool:
         """Let the engine go on to the earliest time of a stream that works; answer those whose time is known."""
         working = [lane for lane in self.lanes.values() if lane.jobs > 0 and not lane.parked]
+        watched = [lane.number for lane in working if lane.number >= 0]
+        probing = [lane.rank for lane in working if lane.question is not None and lane.question.probe is not None]
         moved = False
         while True:
-            bound_s = min((self._time_s(lane) for lane in working if self._idle(lane)), default=float("inf"))
+            bound_s = min((self._bound_s(lane) for lane in working if self._idle(lane)), default=math.inf)
             before = self.model.now_s
-            self.model.advance(bound_s, [lane.number for lane in working if lane.number >= 0])
-            answered = [lane for lane in working if lane.asked is not None and self._idle(lane)]
-            for lane in answered:
-                self._answer(lane)
-            moved = moved or bool(answered) or self.model.now_s != before
-            if any(lane.queue for lane in working):
+            early = self.model.advance(bound_s, watched, probing)
+            answered = False
+            for lane in working:
+                if self._idle(lane) and (lane.asked is not None or self._settled(lane)):
+                    self._answer(lane)
+                    answered = True
+            moved = moved or answered or self.model.now_s != before
+            if any(lane.queue for lane in working) or not (answered or early or self.model.now_s != before):
                 return moved
-            if not answered and self.model.now_s == before:
-                return moved
+
+    def _bound_s(self, lane: Lane) -> float:
+        """Return the earliest time at which a dry stream goes on."""
+        if lane.question is None:
+            return self._time_s(lane)
+        return self.model.answer_time_s(lane.number, lane.question)
+
+    def _settled(self, lane: Lane) -> bool:
+        """Tell whether nothing can change the answer to a stream's question any more."""
+        if lane.question is None:
+            return False
+        return self.model.answer_time_s(lane.number, lane.question) < self.model.settled_s
 
     def _idle(self, lane: Lane) -> bool:
         return self.model.dry(lane.number)
@@ -246,19 +273,42 @@ class Referee:
             self.dilation = wanted
 
     def _answer(self, lane: Lane) -> None:
-        asked, lane.asked = lane.asked, None
-        if asked is None or lane.tell is None:
+        if lane.question is not None:
+            time_s = self.model.answer_time_s(lane.number, lane.question)
+            found = self.model.answer(lane.number, lane.question, time_s)
+            lane.question = None
+            self._hold(lane, time_s)
+            self._tell(lane, self._told(time_s, 0, pickle.dumps(found)))
             return
+        asked, lane.asked = lane.asked, None
         payload = b""
-        if asked.payload:
+        if asked is not None and asked.payload:
             payload = pickle.dumps(self.model.peers(lane.number, pickle.loads(asked.payload)))
-        lane.tell(self._told(self._time_s(lane), asked.number, payload))
+        self._tell(lane, self._told(self._time_s(lane), 0, payload))
+
+    @staticmethod
+    def _tell(lane: Lane, frame: bytes) -> None:
+        if lane.tell is not None:
+            lane.tell(frame)
 
     def _told(self, time_s: float, number: int, payload: bytes) -> bytes:
         origin_s = self.origin_s or 0.0
         return F.Told(F.ANSWER, time_s, origin_s, self.dilation, self.stood_still_s, number, payload).frame()
 
-    # Values and agreement
+    # Questions, values and agreement
+
+    def _look(self, lane: Lane, said: F.Said) -> None:
+        """Take a question about messages; what is asked for a moment is not answered before it has come."""
+        requests, need, probe = pickle.loads(said.payload)
+        deadline_s = math.inf
+        if said.stamp:
+            self._hold(lane, self._at(said.stamp))
+            deadline_s = self._time_s(lane)
+        if lane.number < 0:
+            self.model.extend(lane.rank, lane.stream, _NOTHING, lane.not_before_s)
+            lane.number = self.model.lane(lane.rank, lane.stream)
+            self.model.advance(0.0, [lane.number], [])
+        lane.question = Question(lane.rank, lane.stream, requests, need, probe, deadline_s)
 
     def _exchange(self, lane: Lane, said: F.Said) -> None:
         key, members, value = pickle.loads(said.payload)
@@ -273,8 +323,7 @@ class Referee:
         for each, _, number in meeting.came.values():
             each.parked = ""
             self._hold(each, time_s)
-            if each.tell is not None:
-                each.tell(self._told(time_s, number, payload))
+            self._tell(each, self._told(time_s, number, payload))
 
     def _enter(self, lane: Lane, said: F.Said) -> bool:
         """Note when the program came here. Compare a collective call with the others'; nobody waits for that."""
@@ -298,9 +347,7 @@ class Referee:
         if not living:
             return
         for lane in living:
-            if lane.queue and not (lane.parked or lane.asked):
-                continue
-            if not lane.parked and (lane.asked is None or self._idle(lane)):
+            if lane.at_work and not lane.queue or lane.asked is not None and self._idle(lane):
                 return
         dead = sorted({lane.rank for lane in living if self.model.dead(lane.number)})
         waits = "; ".join(self._waits(lane) for lane in living if lane.rank not in dead)
@@ -316,5 +363,4 @@ class Referee:
         return f"{lane.who} waits for {lane.parked or 'messages that nobody sends or receives'}"
 
     def _tell_failure(self, lane: Lane) -> None:
-        if lane.tell is not None and self.failure is not None:
-            lane.tell(F.Told(F.ERROR, payload=pickle.dumps(self.failure)).frame())
+        self._tell(lane, F.Told(F.ERROR, payload=pickle.dumps(self.failure)).frame())

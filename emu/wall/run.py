@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from emu.errors import ConfigError
@@ -19,6 +19,7 @@ from emu.gpu.memory import Memory
 from emu.wall import agent
 from emu.wall.device import COMPUTE, WallComm, WallGpu
 from emu.wall.governor import FIRST_DILATION
+from emu.wall.hosts import Clock, place
 from emu.wall.lateness import Lateness, Told, summarise
 from emu.wall.log import SharedTables, WallLog
 from emu.wall.pace import sharpen
@@ -70,6 +71,7 @@ class Wall:
     pace: Pace
     seat: Seat
     lateness: Lateness
+    clock: Clock  # the referee's, as measured at the beginning
     process: Any = None  # the referee's, on the rank that started it
 
     def end(self) -> Told:
@@ -78,7 +80,7 @@ class Wall:
         assert streams is not None
         self.seat.settle()
         streams.join(gpu)
-        found = gpu.comm.wire.exchange(self.lateness.found)
+        found = gpu.comm.wire.exchange((self.lateness.found, self._clock_off_s()))
         stood_still_s = self.seat.stood_still_s
         dilation = self.seat.dilation
         took = stood_still_s + dilation * self.seat.time_s
@@ -87,7 +89,15 @@ class Wall:
         self.seat.leave()
         if self.process is not None:
             self.process.wait(10)
-        return summarise(found, dilation, stood_still_s, took)
+        return summarise([f for f, _ in found], dilation, stood_still_s, took, max(off for _, off in found))
+
+
+    def _clock_off_s(self) -> float:
+        """Return by how much this host's clock may have been off the referee's, drift included."""
+        if self.clock.error_s == 0:
+            return 0.0
+        later = self.seat.compare_clocks()
+        return abs(later.ahead_s - self.clock.ahead_s) + later.error_s
 
 
 def begin(
@@ -103,16 +113,24 @@ def begin(
 
     `failed(error)` is called on the thread of a stream whose work has raised; it must end the job.
     """
-    process = address = None
-    if world.rank == 0:
-        process, address = agent.start(cluster, world.size, profile, pace.dilation, pace.auto, "127.0.0.1")
-    address = world.tell(address)
+    process = told = None
+    here = place()
+    places = world.gather(here)
+    if places is not None:
+        several = len(set(places)) > 1
+        process, at = agent.start(cluster, world.size, profile, pace.dilation, pace.auto, several)
+        told = (at, here, several)
+    address, referees, several = world.tell(told)
+    if here != referees:
+        address = replace(address, hosts=address.hosts[1:])
     sys.setswitchinterval(SWITCH_S)
     sharpen()
     lateness, lock = Lateness(), threading.Lock()
 
+    clock = Clock()
+
     def open_seat(stream: int) -> Seat:
-        made = Seat(address, world.rank, stream, pace.dilation, world.watch)
+        made = Seat(address, world.rank, stream, pace.dilation, world.watch, clock.ahead_s)
         made.tells_late = pace.auto
         return made
 
@@ -126,9 +144,12 @@ def begin(
         WallComm(wire, log, range(world.size)), arrays_of(device), memory, streams, pace.compute, pace.speedup
     )
     wire.exchange(None)  # the referee is there and everyone is seated
+    if several and here != referees:
+        clock = seat.compare_clocks()
+        seat.ahead_s = clock.ahead_s
     wire.enter()
     wire.exchange(None)
-    return Wall(gpu, pace, seat, lateness, process)
+    return Wall(gpu, pace, seat, lateness, clock, process)
 
 
 def _raise(error: BaseException) -> None:

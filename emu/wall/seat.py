@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pickle
 import select
-import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +15,7 @@ from emu.comm.watch import Watch
 from emu.errors import RankError
 from emu.wall import frames as F
 from emu.wall.agent import Address
+from emu.wall.hosts import Clock, compare_clocks, connect
 from emu.wall.pace import now, sleep_until
 
 FIRST_PAUSE_S = 50e-6  # between two looks whether MPI has moved the bytes ...
@@ -31,7 +31,7 @@ class Seat:
     def __init__(
         self, address: Address, rank: int, stream: int, dilation: float, watch: Watch, ahead_s: float = 0.0
     ) -> None:
-        self.address, self.rank, self.stream, self.dilation, self.watch = address, rank, stream, dilation, watch
+        self.rank, self.stream, self.dilation, self.watch = rank, stream, dilation, watch
         self.tells_late = False  # the referee adapts the dilation to how late messages are
         self.ahead_s = ahead_s  # by how much the referee's clock is ahead of this host's
         self.time_s = 0.0
@@ -42,8 +42,7 @@ class Seat:
         self._out: list[bytes] = []
         self._in = bytearray()
         self._told: list[F.Told] = []
-        self._socket = socket.create_connection((address.host, address.port))
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = connect(address.hosts, address.port)
         self.say(F.HELLO, number=rank, payload=address.word)
         self.flush()
 
@@ -115,6 +114,10 @@ class Seat:
             self.answer()
             sleep_until(self.moment(self.time_s))
 
+    def rest(self, seconds: float) -> None:
+        """Do nothing for a while, but hear of errors."""
+        self._read(seconds)
+
     def exchange(self, key: Any, members: tuple[int, ...], value: Any) -> list[Any]:
         """Give a value, get those of all members; all go on at the same emulated time."""
         self.settle()
@@ -123,6 +126,18 @@ class Seat:
         values = pickle.loads(self.answer().payload)
         sleep_until(self.moment(self.time_s))
         return [pickle.loads(value) for value in values]
+
+    def compare_clocks(self) -> Clock:
+        """Measure by how much the referee's clock is ahead; nothing may be owed."""
+
+        def ask() -> float:
+            self.say(F.CLOCK_ASK)
+            self.flush()
+            while not self._told:
+                self._read(None)
+            return self._told.pop(0).time_s
+
+        return compare_clocks(now, ask)
 
     def leave(self) -> None:
         """Say that the rank has reached its end, and go."""
@@ -138,7 +153,10 @@ class Seat:
         ready, _, _ = select.select((self._socket,), (), (), timeout_s)
         if not ready:
             return
-        data = self._socket.recv(1 << 16)
+        try:
+            data = self._socket.recv(1 << 16)
+        except OSError:
+            data = b""
         if not data:
             raise self._gone()
         self._in += data

@@ -19,10 +19,11 @@ from emu.trace import ANY, COLLECTIVE, ROW_FORMAT, Op
 from emu.wall import frames as F
 from emu.wall.lateness import Lateness
 from emu.wall.pace import now, sleep_until
-from emu.wall.seat import Seat
+from emu.wall.seat import FIRST_PAUSE_S, Seat
 
 _pack = struct.Struct(ROW_FORMAT).pack
 _SEND, _RECV, _WAIT = int(Op.SEND), int(Op.RECV), int(Op.WAIT)
+PROBE_S = 1e-3  # between two looks for a message that a probe waits for
 KEPT_BYTES = 65536  # up to here a send is copied, so that it ends when its link says so and not when it is received
 _STREAM_SHIFT = 20  # collectives on different streams must not meet: the stream stands in their tags' upper bits
 _TAG_LIMIT = 1 << _STREAM_SHIFT
@@ -106,12 +107,60 @@ class WallWire:
         return posted
 
     def probe(self, source: int, tag: int, block: bool, take: bool) -> Any:
-        """Raise ConfigError: the engine has no answer to it yet."""
-        raise ConfigError("probe: not under the wall clock; receive from any source instead, or use --clock virtual")
+        """Return the message that a receive would get by now (`block`: wait for one), None if there is none."""
+        world = ANY if source == ANY else self.group[source]
+        while True:
+            found = self._look((), 0, (world, tag, self.context), self.seat.stamp())
+            if found.sources:
+                return self._taken(self._local[found.sources[0]], found.tags[0], take)
+            if not block:
+                return None
+            self.seat.rest(PROBE_S)
 
     def receive_taken(self, x: Any, taken: Any, kind: int | None = None, exact: bool = True) -> Posted:
-        """Raise ConfigError, as `probe` does."""
-        raise ConfigError("probe: not under the wall clock; receive from any source instead, or use --clock virtual")
+        """Start to receive into x the message that a probe has taken."""
+        peer = self.group[taken.source]
+        posted = Posted(self._say(_RECV, peer, taken.tag, x.nbytes, 0), self.seat, x.nbytes, taken.source, taken.tag)
+        with self.lock:
+            posted.inner = self.inner.receive_taken(x, taken, kind, exact)
+        return posted
+
+    def test(self, pending: Posted) -> bool:
+        """Tell whether one is done by now."""
+        if not pending.done and self._look((pending,), 0, None, self.seat.stamp()).done:
+            self.wait((pending,))
+        return pending.done
+
+    def wait_any(self, pendings: Sequence[Posted]) -> list[int]:
+        """Wait until one is done; return the places of all that are."""
+        places = [i for i, p in enumerate(pendings) if p.done]
+        if not places:
+            places = list(self._look(pendings, 1, None, 0.0).done)
+            self.wait([pendings[i] for i in places])
+        return places
+
+    def now_s(self) -> float:
+        """Return the emulated time. The program's own time counts, as it has looked at the clock."""
+        return self._look((), 0, None, self.seat.stamp()).time_s
+
+    def _look(self, pendings: Sequence[Posted], need: int, probe: Any, stamp: float) -> Any:
+        seat = self.seat
+        seat.settle()
+        requests = tuple(seat.posted - p.number for p in pendings)
+        seat.say(F.LOOK, stamp, payload=pickle.dumps((requests, need, probe)))
+        seat.flush()
+        found = pickle.loads(seat.answer().payload)
+        sleep_until(seat.moment(found.time_s))
+        return found
+
+    def _taken(self, source: int, tag: int, take: bool) -> Any:
+        """Return what MPI knows of a message whose announcement has come by the emulated links."""
+        while True:
+            with self.lock:
+                taken = self.inner.probe(source, tag, False, take)
+            if taken is not None:
+                return taken
+            self.seat.rest(FIRST_PAUSE_S)
 
     def wait(self, pendings: Sequence[Posted]) -> None:
         """Return when all are done and their time has come."""
@@ -139,10 +188,6 @@ class WallWire:
     def sendrecv(self, x: Any, to: int, into: Any, source: int, tag: int, collective: int) -> None:
         """Send and receive at the same time."""
         self.wait((self.irecv(into, source, tag, collective), self.isend(x, to, tag, collective)))
-
-    def test(self, pending: Posted) -> bool:
-        """Tell whether one is done by now."""
-        raise ConfigError("test: not under the wall clock yet; wait instead")
 
     def _say(self, op: int, peer: int, tag: int, nbytes: int, collective: int) -> int:
         seat = self.seat
@@ -228,6 +273,17 @@ class WallWire:
             return None
         group = [self.group[m] for m in members]
         return WallWire(inner, group, context, self.seat, self.lock, self.lateness)
+
+    def alone(self, context: int) -> WallWire:
+        """Return a wire of this rank alone."""
+        me = (self.group[self.rank],)
+        return WallWire(self.inner.alone(context), me, context, self.seat, self.lock, self.lateness)
+
+    def beside(self) -> WallWire:
+        """Return a wire of the same members whose messages meet no others."""
+        with self.lock:
+            inner = self.inner.beside()
+        return WallWire(inner, self.group, self.context, self.seat, self.lock, self.lateness)
 
     def free(self) -> None:
         """Give back what the wire holds."""
