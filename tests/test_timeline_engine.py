@@ -83,6 +83,23 @@ def test_a_slow_gpu_makes_the_others_wait_for_as_long_as_it_is_behind():
     assert found.critical_path[0].rank == 2
 
 
+@pytest.mark.parametrize(("at", "start"), [("0.5 ms", 0.5), ("1 ms", 1.0)])
+def test_a_paused_rank_is_stalled_and_the_others_wait_for_it(at, start):
+    def program(gpu):
+        x = gpu.zeros(1000)
+        with gpu.step(0):
+            kernel(gpu, 1)
+            ring_all_reduce(gpu.comm, x)
+            kernel(gpu, 1, "optimizer")
+
+    found = timed(program, 2, pause=f"1@{at}+3 ms")
+    late_s = (start + 3 - 1) * 1e-3
+    assert found.step_of(1)["stall_s"] == pytest.approx(late_s, rel=1e-9)
+    assert found.step_of(0)["straggler_wait_s"] == pytest.approx(late_s, rel=1e-9)
+    assert found.step_of(0)["stall_s"] == found.step_of(1)["straggler_wait_s"] == 0.0
+    assert [(s.rank, s.kind) for s in found.critical_path][:2] == [(1, "kernel"), (1, "stall")]
+
+
 def test_communication_behind_a_kernel_is_hidden():
     def program(gpu):
         x = gpu.zeros(250_000)

@@ -4,8 +4,9 @@ While the default stream runs a kernel the time is computation (the launch befor
 runs a copy, copies. While it is blocked, the time belongs to what the stream that it waits for does: a
 collective or message whose other ranks have not all come is waiting for slower ranks, after that it is
 exposed communication of the slowest link class on its ways; kernels and copies of that other stream are
-computation and copies. What waits inside a span called `pipeline …` for a message that its peer has not
-posted yet is the pipeline's bubble, as is a rank's idle time in such a step. The rest is idle.
+computation and copies. What is blocked while its own rank is paused, or while its messages stand still, is
+stalled. What waits inside a span called `pipeline …` for a message that its peer has not posted yet is the
+pipeline's bubble, as is a rank's idle time in such a step. The rest is idle.
 
 Why the sum is exact: inside a step every boundary is taken relative to the step's start and rounded to the
 last bit of the step's length, a power of two. Parts are then whole multiples of that bit below 2^53, so any
@@ -51,6 +52,8 @@ _FIRST = np.full(256, Cause.LAUNCH, dtype=np.int32)
 _SECOND = np.full(256, Cause.IDLE, dtype=np.int32)
 _SECOND[[Op.COMPUTE, Op.ELAPSED]] = Cause.COMPUTE
 _SECOND[Op.COPY] = Cause.COPY
+
+_BLOCKED = (Cause.STRAGGLER, Cause.BUBBLE, Cause.IDLE)
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,11 @@ def account(
     pieces = default_pieces(view, meetings, horizon_s, pipelines)
     if stalls is not None and len(stalls):
         pieces = _mark(pieces, stalls, pieces.causes >= Cause.EXPOSED, Cause.STALL)
+    if len(view.pauses) and len(view.spans):
+        # Once the rank has ended, nothing of it is paused any more.
+        paused = np.minimum(view.pauses, float(view.spans["end_s"].max()))
+        blocked = (pieces.causes >= Cause.EXPOSED) | np.isin(pieces.causes, _BLOCKED)
+        pieces = _mark(pieces, paused, blocked, Cause.STALL)
     spent = spend(pieces, steps)
     if len(pipelines):
         piped = np.zeros(len(steps.start_s), dtype=bool)

@@ -78,7 +78,8 @@ def _collectives(
             party = parties.of(view, stream.items[at], stream.end_rows[at])
             way = _slowest_within(ways, row_ways, spans["row"], stream.end_rows[at])
             n = len(at)
-            columns = (np.full(n, number), contexts, party, _ordinals(contexts), spans["start_s"], way)
+            came = view.resumed(spans["start_s"])
+            columns = (np.full(n, number), contexts, party, _ordinals(contexts), came, way)
             calls.append(np.stack([np.asarray(c, dtype=np.float64) for c in columns]))
             places.append((view.rank, number, at))
     if not calls:

@@ -15,7 +15,7 @@ from emu.trace import Op
 
 @dataclass(frozen=True)
 class Stretch:
-    """One stretch of the path: `kind` is kernel, launch, copy, communication or idle.
+    """One stretch of the path: `kind` is kernel, launch, copy, communication, stall or idle.
 
     For communication `link` names the slowest link class and link of the way; `because` says who was waited
     for where the path goes on at another rank.
@@ -132,8 +132,15 @@ class Walker:
             if item >= 0 and self._item_ends(place.rank, stream)[item] > end:
                 best, end = stream, float(self._item_ends(place.rank, stream)[item])
         if end < place.time_s:
-            self._add(place, path, "idle", "", end)
-        place.stream = best
+            paused = [
+                (a, b) for a, b in self._views[place.rank].pauses.tolist() if end < b and a < place.time_s
+            ]
+            if paused and paused[-1][1] >= place.time_s:
+                self._add(place, path, "stall", "pause", max(end, paused[-1][0]))
+            else:
+                self._add(place, path, "idle", "", max(end, paused[-1][1] if paused else 0.0))
+        if place.time_s == end:
+            place.stream = best
 
     def _back_over_kernel(self, place: _Place, path: list[Stretch], span: np.void) -> None:
         start = float(span["start_s"])

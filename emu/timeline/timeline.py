@@ -68,7 +68,7 @@ class Timeline:
                 "timeline: spans are needed for an accounting, got totals only; "
                 "resolve the trace with detail='spans'"
             )
-        return rank_views(self.trace, self.spans, self.raw.rank_end_s)
+        return rank_views(self.trace, self.spans, self.raw.rank_end_s, _pauses(self.cluster))
 
     @cached_property
     def _ways(self) -> Ways:
@@ -231,3 +231,14 @@ def _stalls_of(stalls: np.ndarray, rank: int) -> np.ndarray:
     """Return a rank's stalls as sorted, disjoint (start_s, end_s)."""
     mine = np.sort(stalls[stalls["rank"] == rank], order="start_s")
     return np.stack(links.busy_intervals(mine["start_s"], mine["end_s"]), axis=1)
+
+
+def _pauses(cluster: Any) -> dict[int, np.ndarray]:
+    """Return the declared pauses of ranks as sorted, disjoint (start_s, end_s)."""
+    declared: dict[int, list[tuple[float, float]]] = {}
+    for pause in getattr(getattr(cluster, "faults", None), "pauses", ()):
+        declared.setdefault(pause.rank, []).append((pause.at_s, pause.at_s + pause.duration_s))
+    return {
+        rank: np.stack(links.busy_intervals(*np.array(sorted(times)).T), axis=1)
+        for rank, times in declared.items()
+    }

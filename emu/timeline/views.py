@@ -5,12 +5,15 @@ Indices in a `StreamView` point into its rank's `spans`, which are sorted by (st
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from emu.trace import COLLECTIVE, STEP, Op, Trace
+
+NO_PAUSES = np.empty((0, 2))
 
 
 @dataclass(frozen=True)
@@ -30,10 +33,13 @@ class StreamView:
 class RankView:
     """One rank's rows and spans, and when its streams reached a row."""
 
-    def __init__(self, rank: int, rows: np.ndarray, spans: np.ndarray) -> None:
+    def __init__(
+        self, rank: int, rows: np.ndarray, spans: np.ndarray, pauses: np.ndarray = NO_PAUSES
+    ) -> None:
         self.rank = rank
         self.rows = rows
         self.spans = spans
+        self.pauses = pauses  # (start_s, end_s) in which the rank starts nothing, sorted and disjoint
 
     @cached_property
     def streams(self) -> dict[int, StreamView]:
@@ -77,7 +83,14 @@ class RankView:
         known, ends = self._ended(None if view is None else self.spans[view.items])
         times = _before(known, ends, rows)
         syncs, released = self._syncs
-        return np.maximum(times, _before(syncs, released, rows))
+        return self.resumed(np.maximum(times, _before(syncs, released, rows)))
+
+    def resumed(self, times: np.ndarray) -> np.ndarray:
+        """Return when the rank does what it would do at `times`: a pause puts that off to its end."""
+        if not len(self.pauses):
+            return times
+        at = np.searchsorted(self.pauses[:, 0], times, side="right") - 1
+        return np.where(at >= 0, np.maximum(times, self.pauses[at, 1]), times)
 
     @cached_property
     def _syncs(self) -> tuple[np.ndarray, np.ndarray]:
@@ -119,8 +132,10 @@ def _before(known: np.ndarray, times: np.ndarray, rows: np.ndarray) -> np.ndarra
     return np.where(at >= 0, np.append(times, 0.0)[at], 0.0)
 
 
-def rank_views(trace: Trace, spans: np.ndarray, rank_end_s: np.ndarray) -> list[RankView]:
-    """Split a span array into one view a rank, each sorted by (stream, row).
+def rank_views(
+    trace: Trace, spans: np.ndarray, rank_end_s: np.ndarray, pauses: Mapping[int, np.ndarray]
+) -> list[RankView]:
+    """Split a span array into one view a rank, each sorted by (stream, row); `pauses` are those of some ranks.
 
     A span that its rank did not live to close ends with the rank.
     """
@@ -135,4 +150,7 @@ def rank_views(trace: Trace, spans: np.ndarray, rank_end_s: np.ndarray) -> list[
         spans["end_s"] = np.where(still_open, ends, spans["end_s"])
         spans["launch_s"][still_open] = 0.0
     cuts = np.searchsorted(spans["rank"], np.arange(trace.world_size + 1))
-    return [RankView(r, trace.ranks[r], spans[cuts[r] : cuts[r + 1]]) for r in range(trace.world_size)]
+    return [
+        RankView(r, trace.ranks[r], spans[cuts[r] : cuts[r + 1]], pauses.get(r, NO_PAUSES))
+        for r in range(trace.world_size)
+    ]
