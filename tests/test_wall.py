@@ -15,8 +15,9 @@ SLACK_S = 3.0  # what a busy host may add
 def found(run_job):
     """Return a function that runs a case and returns what it found."""
 
-    def run(case, ranks, dilation, size, link=LINK, mpi="openmpi"):
-        job = run_job(["python", PROGRAM, case, str(dilation), link, str(size)], ranks=ranks, mpi=mpi, limit_s=100)
+    def run(case, ranks, dilation, size, link=LINK, mpi="openmpi", faults=()):
+        line = ["python", PROGRAM, case, str(dilation), link, str(size), *faults]
+        job = run_job(line, ranks=ranks, mpi=mpi, limit_s=100)
         assert job.returncode == 0, job.output
         line = next(line for line in job.stdout.splitlines() if line.startswith("FOUND "))
         result = json.loads(line.removeprefix("FOUND "))
@@ -63,6 +64,23 @@ def test_a_stream_communicates_while_another_computes(found):
 
 def test_any_source_meets_the_first_to_come(found):
     assert found("any_source", 4, 100, 8)["order"] == [3, 2, 1]
+
+
+def test_a_pause_holds_up_live_ranks(found):
+    result = found("ring", 2, 50, 4e6, faults=["pause=1@1 ms+20 ms"])
+    assert result["right"]
+    assert max(result["took_s"]) >= 50 * 0.019
+
+
+def test_a_degraded_link_carries_less(found):
+    result = found("one_message", 2, 100, 1e6, link="tcp-10g", faults=["degrade=*:0.5@1 us..1 s"])
+    assert all(took_s >= 1.9 * 100 * result["asked_s"] for took_s in result["took_s"])
+
+
+def test_a_declared_death_ends_all_and_is_named(run_job):
+    job = run_job(["python", PROGRAM, "endless", "50", LINK, "4e5", "death=1@3 ms"], ranks=3, limit_s=60)
+    assert job.returncode != 0
+    assert "rank 1 died, as the cluster's faults declare" in job.output, job.output
 
 
 def test_questions_are_answered_when_their_moment_has_come(found):

@@ -176,6 +176,12 @@ def killed(gpu, nbytes):
     return {}
 
 
+def endless(gpu, nbytes):
+    """All-reduces until something ends them."""
+    while True:
+        find("all_reduce", "ring")(gpu.comm, np.zeros(nbytes // 4, np.float32))
+
+
 def late_host(gpu, nbytes):
     """Rank 0's program dawdles before it sends; the message still takes its time."""
     comm, x = gpu.comm, np.zeros(nbytes // 8)
@@ -215,9 +221,11 @@ def cpu_s():
 
 if __name__ == "__main__":
     case, dilation, link, size = sys.argv[1], float(sys.argv[2]), sys.argv[3], int(float(sys.argv[4]))
+    faults = dict(word.split("=", 1) for word in sys.argv[5:])
     world = MpiWorld()
     try:
-        CLUSTER = link_cluster(link, world.size) if "=" in link else load_cluster(link, {}, world.size)
+        made = link_cluster if "=" in link else lambda name, gpus, more: load_cluster(name, more, gpus)
+        CLUSTER = made(link, world.size, faults)
         wall = begin(world, CLUSTER, Pace(dilation), failed=lambda error: end_job(world, error))
         found = globals()[case](wall.gpu, size)
         told = wall.end()
