@@ -107,22 +107,46 @@ def random_case(seed):
     return rates, paths, caps, starts, sizes
 
 
+def fan_case(seed):
+    """Many flows into few links, most of them alone elsewhere, with a stranger now and then."""
+    rng = np.random.default_rng(seed)
+    flows, hubs = int(rng.integers(8, 40)), int(rng.integers(1, 4))
+    rates = np.concatenate([rng.uniform(5, 20, hubs), rng.choice([50.0, 100.0, 1.0], flows, p=[0.6, 0.3, 0.1])])
+    tail = tuple(range(int(rng.integers(1, hubs + 1))))
+    paths = [(hubs + f, *tail) for f in range(flows)]
+    for f in range(flows):
+        if rng.random() < 0.04:
+            paths[f] = (hubs + int(rng.integers(flows)), *tail[:1])
+    caps = np.where(rng.random(flows) < 0.05, rng.uniform(0.1, 5.0, flows), math.inf)
+    starts = rng.uniform(0, 30, flows) * rng.integers(0, 2, flows)
+    return rates, paths, caps, starts, rng.integers(1, 100, flows)
+
+
+@pytest.mark.parametrize("block", range(5))
+def test_fans_end_when_the_slow_reference_says(block):
+    for seed in range(20 * block, 20 * block + 20):
+        check_against_reference(*fan_case(seed), seed)
+
+
 @pytest.mark.parametrize("block", range(10))
 def test_random_flows_end_when_the_slow_reference_says(block):
     for seed in range(40 * block, 40 * block + 40):
-        rates, paths, caps, starts, sizes = random_case(seed)
-        k = len(paths)
-        cluster = PathCluster(
-            tuple(Link(f"l{i}", float(r)) for i, r in enumerate(rates)),
-            {(f, k + f): Route(paths[f], 0.25, cap_bytes_per_s=float(caps[f])) for f in range(k)}, 2 * k)
-        t = trace(*[[elapsed(starts[f]), send(k + f, sizes[f]), wait(1)] for f in range(k)],
-                  *[[recv(f, sizes[f]), wait(1)] for f in range(k)])
-        raw = resolve(t, cluster, detail="flows")
-        got = np.empty(k)
-        got[raw.flows["src"]] = raw.flows["end_s"]
-        want = finish_times(paths, caps, rates, starts, sizes)
-        assert got == pytest.approx(want, rel=2e-12), f"seed {seed}"
-        assert raw.link_bytes.sum() == sum(int(n) * len(path) for n, path in zip(sizes, paths, strict=True))
+        check_against_reference(*random_case(seed), seed)
+
+
+def check_against_reference(rates, paths, caps, starts, sizes, seed):
+    k = len(paths)
+    cluster = PathCluster(
+        tuple(Link(f"l{i}", float(r)) for i, r in enumerate(rates)),
+        {(f, k + f): Route(paths[f], 0.25, cap_bytes_per_s=float(caps[f])) for f in range(k)}, 2 * k)
+    t = trace(*[[elapsed(starts[f]), send(k + f, sizes[f]), wait(1)] for f in range(k)],
+              *[[recv(f, sizes[f]), wait(1)] for f in range(k)])
+    raw = resolve(t, cluster, detail="flows")
+    got = np.empty(k)
+    got[raw.flows["src"]] = raw.flows["end_s"]
+    want = finish_times(paths, caps, rates, starts, sizes)
+    assert got == pytest.approx(want, rel=2e-12), f"seed {seed}"
+    assert raw.link_bytes.sum() == sum(int(n) * len(path) for n, path in zip(sizes, paths, strict=True))
 
 
 def dense_trace(p, seed, messages=40):

@@ -4,6 +4,7 @@ from math import inf
 
 from emu.engine import layout as L
 from emu.engine.events import drop, first_queue, head
+from emu.engine.fans import next_of_fan
 from emu.engine.faults import change_links
 from emu.engine.matching import envelope_arrives
 from emu.engine.memory import counts, entry, inner, lanes, links, messages, reals
@@ -34,6 +35,12 @@ def _happen(s, time, kind, what):
 def _finish_group(s, j, time):
     """Finish the flows of link `j` whose time has come."""
     msg = messages(s)
+    if links(s)[j].hub == j:
+        m = next_of_fan(s, j, time)
+        while m >= 0:
+            finish_message(s, m, time)
+            m = next_of_fan(s, j, time) if links(s)[j].hub == j else -1
+        return
     m = links(s)[j].group_head
     while m >= 0:
         following = msg[m].group_next

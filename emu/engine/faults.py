@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from emu.engine import layout as L
+from emu.engine.fans import dissolve_at
+from emu.engine.groups import mark_dirty
 from emu.engine.memory import counts, fault_table, inner, links, pauses, ranks, reals
-from emu.engine.sharing import mark_dirty
 from emu.engine.state import State
 
 # Columns of the fault table: the next change, the link, the rate it gets then; then, for a flap, the time until
@@ -71,6 +72,7 @@ def change_links(s):
             number = int(table[row + LINK])
             link[number].rate = table[row + RATE]
             if link[number].flows > 0:
+                dissolve_at(s, number, real[L.NOW])
                 mark_dirty(s, number)
                 count[L.CROWDED] = 1
             table[row + RATE], table[row + OTHER_RATE] = table[row + OTHER_RATE], table[row + RATE]

@@ -44,7 +44,8 @@ MSG = np.dtype([
     ("src_lane", "i4"), ("dst_lane", "i4"), ("src_req", "i4"), ("dst_req", "i4"), ("next", "i4"),
     ("neck", "i4"), ("new_neck", "i4"), ("group_next", "i4"), ("group_prev", "i4"), ("mark", "i4"),
     ("status", "i4"), ("label", "i4"), ("chan", "i4"), ("src", "i4"), ("dst", "i4"), ("near_next", "i4"),
-    ("near_prev", "i4"), ("tcp", "i4"), ("order", "i4"), ("envelope", "f8")], align=True)
+    ("near_prev", "i4"), ("tcp", "i4"), ("order", "i4"), ("heap_child", "i4"), ("heap_next", "i4"),
+    ("envelope", "f8")], align=True)
 
 # Flags of a message.
 SENT, RECEIVED, STARTED, FINISHED, IS_COPY, FLYING, NEAR = 1, 2, 4, 8, 16, 32, 64
@@ -55,7 +56,11 @@ LINK = np.dtype([
     ("rate", "f8"), ("load", "f8"), ("group_finish", "f8"), ("scheduled", "f8"), ("room", "f8"),
     ("carried", "f8"), ("flows", "i4"), ("head", "i4"), ("group", "i4"), ("group_head", "i4"),
     ("stamp", "i4"), ("open", "i4"), ("inside", "i4"), ("group_inside", "i4"), ("dirty", "i4"),
-    ("regroup", "i4"), ("stale", "i4"), ("port", "i4")], align=True)
+    ("regroup", "i4"), ("stale", "i4"), ("hub", "i4")], align=True)
+
+# What a fan knows beside its hub's entry in the links: see `fans`.
+FAN = np.dtype([("volume", "f8"), ("since", "f8"), ("level", "f8"), ("limit", "f8"), ("top", "i4"),
+                ("common", "i4"), ("left", "i8")], align=True)
 
 ROUTE = np.dtype([
     ("latency", "f8"), ("cap", "f8"), ("rate", "f8"), ("send_s", "f8"), ("receive_s", "f8"),
@@ -101,7 +106,7 @@ REALS = 8
 (T_LANE, T_MSG, T_LINK, T_ROUTE, T_CHANNEL, T_CHANNEL_HASH, T_REQUEST, T_HEAP, T_QUEUE, T_QUEUE_ENDS,
  T_ROWS, T_ROW_ID, T_SEGMENT, T_TEMPLATE, T_GROUP, T_MEMBER, T_SPAN, T_FLOW, T_GPU, T_RANK, T_EVENT_TIME,
  T_EVENT_WAITER, T_COUNT, T_REAL, T_NODE, T_ROUTE_LINKS, T_SET, T_FILL_HEAP, T_TOUCHED, T_DIRTY, T_REGROUP,
- T_PAIR_KEY, T_PAIR_ROUTE, T_HOST_ROUTE, T_NEW, T_REQUEST_PEER, T_FAULT, T_TCP, T_PORT, T_PAUSE) = range(40)
+ T_PAIR_KEY, T_PAIR_ROUTE, T_HOST_ROUTE, T_NEW, T_REQUEST_PEER, T_FAULT, T_TCP, T_PORT, T_PAUSE, T_FAN) = range(41)
 TABLE = 48
 
 # What `run` returns.

@@ -115,6 +115,7 @@ def _view(slot: int, dtype):
 lanes = _view(L.T_LANE, L.LANE)
 messages = _view(L.T_MSG, L.MSG)
 links = _view(L.T_LINK, L.LINK)
+fans = _view(L.T_FAN, L.FAN)
 routes = _view(L.T_ROUTE, L.ROUTE)
 channels = _view(L.T_CHANNEL, L.CHANNEL)
 channel_hash = _view(L.T_CHANNEL_HASH, np.int32)

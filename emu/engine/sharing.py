@@ -11,14 +11,14 @@ from math import inf
 from numba import njit
 
 from emu.engine import layout as L
-from emu.engine.events import push
+from emu.engine.fans import SMALLEST, form_fan, join_fan, rate_fan
+from emu.engine.groups import join_group, leave_group, mark_dirty, schedule
 from emu.engine.memory import (
     counts,
     dirty_links,
     fill_heap,
     flow_set,
     inner,
-    lanes,
     links,
     messages,
     new_flows,
@@ -63,6 +63,8 @@ def insert_flow(s, m, now):
     if alone and count[L.FAULT_COUNT] == 0 and f.cap >= r.rate:
         _rate_alone(s, m, r.rate, r.neck, now)
         return
+    if not alone and join_fan(s, m, now):
+        return
     new_flows(s)[count[L.NEW_COUNT]] = m
     count[L.NEW_COUNT] += 1
     for h in range(r.count):
@@ -83,66 +85,6 @@ def _rate_alone(s, m, rate, neck, now):
     if neck >= 0:
         link[neck].group_finish = f.finish
     schedule(s, m, neck)
-
-
-@inner("iii")
-def schedule(s, m, neck):
-    """Plan the finish of a group, or of one flow with a cap of its own."""
-    if neck >= 0:
-        k = links(s)[neck]
-        if k.group_finish < inf and k.scheduled != k.group_finish:
-            k.scheduled = k.group_finish
-            push(s, k.group_finish, (L.KIND_LINK << L.KIND_SHIFT) | neck, neck)
-    elif messages(s)[m].finish < inf:
-        f = messages(s)[m]
-        order = (lanes(s)[f.src_lane].key << 20) | (f.src_req & 0xFFFFF)
-        push(s, f.finish, (L.KIND_FLOW << L.KIND_SHIFT) | order, m)
-
-
-@inner("ii")
-def mark_dirty(s, j):
-    """Remember that the flows of link `j` may have to be rated again."""
-    k = links(s)[j]
-    if k.dirty == 0:
-        k.dirty = 1
-        count = counts(s)
-        dirty_links(s)[count[L.DIRTY_COUNT]] = j
-        count[L.DIRTY_COUNT] += 1
-
-
-@inner("iii")
-def join_group(s, m, neck):
-    """Make link `neck` (or the flow's own cap) what holds `m` back."""
-    msg = messages(s)
-    f = msg[m]
-    f.neck = neck
-    if neck >= 0:
-        k = links(s)[neck]
-        f.group_prev = -1
-        f.group_next = k.group_head
-        if k.group_head >= 0:
-            msg[k.group_head].group_prev = m
-        k.group_head = m
-        k.group += 1
-
-
-@inner("ii")
-def leave_group(s, m):
-    msg = messages(s)
-    f = msg[m]
-    if f.neck >= 0:
-        k = links(s)[f.neck]
-        if f.group_prev >= 0:
-            msg[f.group_prev].group_next = f.group_next
-        else:
-            k.group_head = f.group_next
-        if f.group_next >= 0:
-            msg[f.group_next].group_prev = f.group_prev
-        k.group -= 1
-        if k.group == 0:
-            k.group_finish = inf
-            k.scheduled = inf
-    f.neck = L.NO_NECK
 
 
 @inner("ii")
@@ -169,6 +111,7 @@ def remove_flow(s, m):
         k.carried += f.bytes
         if k.flows == 0:
             k.load = 0.0
+            k.hub = -1
         else:
             k.load -= f.rate
             k.stale += 1
@@ -182,6 +125,7 @@ def refill(s):
     """Give the flows that can have changed in this instant their new rates."""
     count, link = counts(s), links(s)
     now = reals(s)[L.NOW]
+    _rate_fans(s, now)
     _start_set(s)
     if count[L.SET_COUNT] > 0:
         count[L.REFILLS] += 1
@@ -201,11 +145,38 @@ def refill(s):
     dirty = dirty_links(s)
     for i in range(count[L.DIRTY_COUNT]):
         link[dirty[i]].dirty = 0
-        _want_regroup(s, dirty[i])
+        if link[dirty[i]].hub < 0:
+            _want_regroup(s, dirty[i])
     count[L.DIRTY_COUNT] = 0
     count[L.CROWDED] = 0
     count[L.NEW_COUNT] = 0
     _regroup(s)
+    if count[L.SET_COUNT] >= SMALLEST:
+        _look_for_fan(s, now)
+
+
+@inner("if")
+def _rate_fans(s, now):
+    """Rate the fans among the dirty links."""
+    count, link, dirty = counts(s), links(s), dirty_links(s)
+    for i in range(count[L.DIRTY_COUNT]):
+        if link[dirty[i]].hub == dirty[i]:
+            rate_fan(s, dirty[i], now)
+
+
+@inner("if")
+def _look_for_fan(s, now):
+    """Make a fan of the flows just rated, if they are all on one neck and each alone elsewhere."""
+    count, link, touched = counts(s), links(s), touched_links(s)
+    flows = count[L.SET_COUNT]
+    neck = messages(s)[flow_set(s)[0]].neck
+    if neck < 0 or link[neck].group != flows or link[neck].flows != flows or link[neck].rate <= 0.0:
+        return
+    for i in range(count[L.TOUCHED_COUNT]):
+        k = link[touched[i]]
+        if (k.flows != 1 and k.flows != flows) or k.hub >= 0:
+            return
+    form_fan(s, neck, now)
 
 
 @inner("ii")
@@ -243,6 +214,8 @@ def _start_set(s):
     dirty = dirty_links(s)
     for i in range(count[L.DIRTY_COUNT]):
         k = link[dirty[i]]
+        if k.hub == dirty[i]:
+            continue
         if crowded and k.flows > k.group:
             n = k.head
             while n >= 0:

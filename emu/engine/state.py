@@ -28,6 +28,8 @@ class State:
         for slot, dtype in _EMPTY.items():
             self._put(slot, np.zeros(1, dtype))
         self._put(L.T_LINK, np.zeros(links, L.LINK))
+        self._put(L.T_FAN, np.zeros(links + 1, L.FAN))
+        self[L.T_LINK]["hub"] = -1
         self[L.T_LINK]["head"] = self[L.T_LINK]["group_head"] = -1
         self[L.T_LINK]["group_finish"] = self[L.T_LINK]["scheduled"] = math.inf
         self._put(L.T_TOUCHED, np.zeros(links + 1, np.int32))
