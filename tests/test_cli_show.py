@@ -11,6 +11,7 @@ from emu.catalog import builtin
 from emu.cli.main import emu
 from emu.cluster import load_cluster
 from emu.errors import ConfigError
+from emu.nn.catalogue import names
 from emu.report.drawing import draw_cluster
 
 
@@ -21,7 +22,8 @@ def call(*arguments):
 
 
 def test_without_a_name_every_entry_is_listed():
-    assert json.loads(call("--json")) == {kind: builtin().names(kind) for kind in builtin().tables}
+    listed = {kind: builtin().names(kind) for kind in builtin().tables}
+    assert json.loads(call("--json")) == {**listed, "models": names()}
     assert "dgx-a100" in call()
 
 
@@ -73,3 +75,16 @@ def test_an_unknown_name_lists_the_nearest():
 def test_two_names_are_refused():
     with pytest.raises(ConfigError, match="one thing is expected"):
         call("gpus", "--cluster", "dgx-a100")
+
+
+def test_models_are_listed_with_their_parameters_and_sources():
+    found = json.loads(call("models", "--json"))["models"]
+    assert list(found) == names()
+    assert found["gpt2-small"]["parameters"] == 124_439_808
+    assert "124,439,808" in call("models") and "Language Models are Unsupervised" in call("models")
+
+
+def test_a_model_is_shown_layer_by_layer():
+    found = json.loads(call("gpt2-small", "--json"))["models"]["gpt2-small"]
+    assert sum(layer["parameters"] for layer in found["layers"]) == found["parameters"]
+    assert "gpt, 124,439,808 parameters" in call("gpt2-small")

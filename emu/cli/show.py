@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from emu.cli import show_models
 from emu.cli.options import cluster_options, make_cluster
 from emu.errors import ConfigError
 
@@ -32,7 +33,7 @@ _LISTED = {
 
 
 @click.command()
-@click.argument("what", required=False, metavar="[gpus|links|clusters|...|NAME|FILE.toml]")
+@click.argument("what", required=False, metavar="[gpus|links|clusters|models|...|NAME|FILE.toml]")
 @cluster_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show(
@@ -50,10 +51,14 @@ def show(
     name = what if what is not None else cluster
     if name is None and link is None:
         found, text = _kinds(catalog)
+    elif name == "models":
+        found, text = show_models.model_list()
     elif name in catalog.tables:
         found, text = _kind(catalog, str(name))
     elif cluster is not None or link is not None or settings or _is_cluster(catalog, str(name)):
         found, text = _cluster(catalog, name, link, settings)
+    elif name in show_models.known():
+        found, text = show_models.model(str(name))
     else:
         found, text = _entry(catalog, str(name))
     click.echo(json.dumps(found, indent=1) if as_json else text)
@@ -66,7 +71,7 @@ def _is_cluster(catalog: Catalog, name: str) -> bool:
 
 def _kinds(catalog: Catalog) -> tuple[dict[str, Any], str]:
     """Return what there is, kind by kind."""
-    found = {kind: catalog.names(kind) for kind in catalog.tables}
+    found = {kind: catalog.names(kind) for kind in catalog.tables} | {"models": show_models.known()}
     lines = [f"{kind} ({len(names)})\n{', '.join(names)}" for kind, names in found.items()]
     hint = "emu show gpus lists a kind; emu show NAME gives every figure's source, and draws a cluster"
     return found, "\n".join([*map(_wrapped, lines), "", hint])
@@ -107,7 +112,11 @@ def _entry(catalog: Catalog, name: str) -> tuple[dict[str, Any], str]:
 
     kinds = [kind for kind in catalog.tables if name in catalog.known(kind)]
     if not kinds:
-        names = [*catalog.tables, *(n for kind in catalog.tables for n in catalog.known(kind))]
+        names = [
+            *catalog.tables,
+            *(n for kind in catalog.tables for n in catalog.known(kind)),
+            *show_models.known(),
+        ]
         known = list(dict.fromkeys(names))
         raise ConfigError(f"show: {unknown('name', name, known)}; emu show lists all")
     found = {kind: {name: _plain(catalog.entry(kind, name))} for kind in kinds}
