@@ -22,6 +22,8 @@ COMMANDS = {
     "show": ("emu.cli.show", "Show the catalogue, or draw a cluster."),
     "bench": ("emu.cli.bench", "Measure a collective, with nccl-tests' flags and columns."),
     "verify": ("emu.cli.verify", "Check a collective algorithm by provenance."),
+    "agree": ("emu.cli.agree", "Run a program under both clocks, and compare each operation."),
+    "calibrate": ("emu.cli.calibrate", "Measure the real links here, and write a cluster file of them."),
     "doctor": ("emu.cli.doctor", "Tell what MPI and GPUs are here, and how to start."),
 }
 

@@ -17,6 +17,7 @@ from emu.comm.recording import Log
 from emu.gpu.arrays import Arrays
 from emu.gpu.device import Cost, Event, Gpu
 from emu.gpu.memory import Memory
+from emu.trace import Op
 from emu.wall.log import WallLog
 from emu.wall.pace import now
 from emu.wall.seat import Seat
@@ -30,6 +31,7 @@ class WallComm(Comm):
     """A communicator of one stream; the default stream's hands work over to others."""
 
     wire: WallWire
+    log: WallLog
 
     def __init__(self, wire: WallWire, log: WallLog, group: Sequence[int], context: int = 0) -> None:
         super().__init__(wire, log, group, context)
@@ -135,9 +137,19 @@ class _Later:
 
 
 def _call(comm: WallComm, collective: Collective, args: tuple, kwargs: dict) -> Any:
-    if not comm.log.flag and not comm.checks:
+    log = comm.log
+    if log.flag:
+        return Comm.call(comm, collective, args, kwargs)
+    seat = log.seat
+    seat.settle()
+    if not comm.checks:
         comm.wire.enter()
-    return Comm.call(comm, collective, args, kwargs)
+    first, log.called = len(seat.ended), False
+    result = Comm.call(comm, collective, args, kwargs)
+    if log.called:
+        del seat.ended[first:]  # what it did inside is one row
+        seat.did(int(Op.CALL))
+    return result
 
 
 class WallGpu(Gpu):
@@ -150,7 +162,7 @@ class WallGpu(Gpu):
         speedup: float = 1.0,
     ) -> None:  # fmt: skip
         super().__init__(comm, arrays, memory)
-        self.log: WallLog = comm.log  # type: ignore[assignment]
+        self.log = comm.log
         self.streams: Streams | None = streams
         self.compute, self.speedup = compute, speedup
         comm.gpu = self
@@ -202,6 +214,7 @@ class WallGpu(Gpu):
             stream.give(lambda: stream.gpu.launch(kernel, *arrays, cost=cost, name=name))
         elif self.compute == "model":
             super().launch(kernel, *arrays, cost=cost, name=name)
+            self.log.seat.worked_until = now()
         elif self.compute == "none":
             kernel(*arrays)
         else:

@@ -15,6 +15,7 @@ from emu.wall import frames as F
 from emu.wall.seat import Seat
 
 _pack = struct.Struct(ROW_FORMAT).pack
+_COMPUTE = int(Op.COMPUTE)
 
 
 class SharedTables(Tables):
@@ -47,7 +48,7 @@ def _plain_tables(fields: dict[str, Any]) -> Tables:
 class WallLog(Log):
     """One stream's log. The host's is the rank's whole log: other streams write into gaps that it leaves for them."""
 
-    __slots__ = ("seat", "free_sums", "gaps", "given", "pieces")
+    __slots__ = ("seat", "free_sums", "gaps", "given", "pieces", "called")
 
     def __init__(self, rank: int, tables: Tables, seat: Seat, free_sums: bool) -> None:
         super().__init__(rank, tables)
@@ -55,24 +56,28 @@ class WallLog(Log):
         self.stream = seat.stream
         self.free_sums = free_sums  # the sums of collectives take no emulated time
         self.gaps: list[tuple[int, WallLog, int]] = []  # where another stream's piece goes: my byte, its log, which
+        self.called = False  # the latest collective stands in the log as one row
         self.given = 0  # pieces of work that this stream was given
         self.pieces: list[int] = []  # where each piece of work on this stream began in its log
 
     def compute(self, dtype_code: int, label: int, nbytes: int, flops: float) -> None:
         """Record a kernel; the next operation of this stream waits until it is done."""
         super().compute(dtype_code, label, nbytes, flops)
-        if not (self.flag and self.free_sums):
-            self._take_time(_pack(Op.COMPUTE, self.seat.stream, self.flag, dtype_code, label, 0, nbytes, flops))
+        if self.flag and self.free_sums:
+            self.seat.did(_COMPUTE)
+        else:
+            row = _pack(_COMPUTE, self.seat.stream, self.flag, dtype_code, label, 0, nbytes, flops)
+            self._take_time(_COMPUTE, row)
 
     def elapsed(self, label: int, seconds: float) -> None:
         """Record measured computation."""
         super().elapsed(label, seconds)
-        self._take_time(_pack(Op.ELAPSED, self.seat.stream, self.flag, 0, label, 0, 0, seconds))
+        self._take_time(int(Op.ELAPSED), _pack(Op.ELAPSED, self.seat.stream, self.flag, 0, label, 0, 0, seconds))
 
     def copy(self, direction: int, label: int, nbytes: int) -> None:
         """Record a copy; the next operation of this stream waits until it is done."""
         super().copy(direction, label, nbytes)
-        self._take_time(_pack(Op.COPY, self.seat.stream, self.flag, direction, label, 0, nbytes, 0.0))
+        self._take_time(int(Op.COPY), _pack(Op.COPY, self.seat.stream, self.flag, direction, label, 0, nbytes, 0.0))
 
     def record(self) -> int:
         """Record an event; it happens when this stream has done all before it."""
@@ -84,6 +89,21 @@ class WallLog(Log):
         """Record the wait for an event, and wait for it."""
         super().await_event(ordinal)
         self.wait_for(ordinal)
+
+    def wait(self, number: int, count: int = 1) -> None:
+        """Record the wait for requests; the wire has waited."""
+        super().wait(number, count)
+        self.seat.did(int(Op.WAIT))
+
+    def exchange(self, source: int, n_in: int, to: int, n_out: int, tag: int, context: int) -> None:
+        """Record a receive, a send and the wait for both, in one go."""
+        super().exchange(source, n_in, to, n_out, tag, context)
+        self.seat.did(int(Op.WAIT))
+
+    def call(self, template: int, group: int, context: int, nbytes: int) -> None:
+        """Record a collective by its template."""
+        super().call(template, group, context, nbytes)
+        self.called = True
 
     def happen(self, event: int) -> None:
         """Let an event happen when this stream has done all before it; nothing is recorded."""
@@ -97,6 +117,8 @@ class WallLog(Log):
         seat.say(F.AWAIT, number=event)
         seat.ask()
         seat.settle()
+        if event >= 0:
+            self.seat.did(int(Op.AWAIT))
 
     def gap(self, other: WallLog) -> None:
         """Leave a gap for the next piece of work that another stream is given."""
@@ -114,11 +136,11 @@ class WallLog(Log):
         self.data = whole + self.data[done:]
         self.gaps = []
 
-    def _take_time(self, row: bytes) -> None:
+    def _take_time(self, op: int, row: bytes) -> None:
         seat = self.seat
         seat.settle()
         seat.say(F.ROWS, payload=row)
-        seat.ask()
+        seat.ask(goes_on=op)
 
 
 __all__ = ["SharedTables", "WallLog"]

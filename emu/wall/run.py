@@ -92,6 +92,11 @@ class Wall:
         return summarise([f for f, _ in found], dilation, stood_still_s, took, max(off for _, off in found))
 
 
+    def ended(self) -> dict[int, list[tuple[int, float]]]:
+        """Return, by stream, when each of this rank's operations really ended, as emulated time by the host's clock."""
+        assert self.gpu.streams is not None
+        return {0: self.seat.ended, **self.gpu.streams.ended()}
+
     def _clock_off_s(self) -> float:
         """Return by how much this host's clock may have been off the referee's, drift included."""
         if self.clock.error_s == 0:

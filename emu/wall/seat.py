@@ -39,6 +39,9 @@ class Seat:
         self.stood_still_s = 0.0  # how long emulated time has stood still so far
         self.owed = False  # an answer that nobody has waited for yet
         self.posted = 0  # requests made
+        self.ended: list[tuple[int, float]] = []  # operations in the order of their rows, and when they really ended
+        self.worked_until = 0.0  # when the kernel of the operation that goes on was done
+        self._goes_on = 0
         self._out: list[bytes] = []
         self._in = bytearray()
         self._told: list[F.Told] = []
@@ -65,11 +68,19 @@ class Seat:
             except OSError:
                 raise self._gone() from None
 
-    def ask(self, payload: bytes = b"") -> None:
-        """Ask when all that was said so far is done. The answer is owed until `answer` or `settle`."""
+    def ask(self, payload: bytes = b"", goes_on: int = 0) -> None:
+        """Ask when all that was said so far is done. The answer is owed until `answer` or `settle`.
+
+        `goes_on` is the operation that the stream is in until then.
+        """
         self.say(F.ASK, payload=payload)
         self.flush()
-        self.owed = True
+        self.owed, self._goes_on, self.worked_until = True, goes_on, 0.0
+
+    def did(self, op: int) -> None:
+        """Note that an operation has ended."""
+        self.settle()
+        self.ended.append((op, self._time_of(now())))
 
     # Hearing
 
@@ -110,9 +121,15 @@ class Seat:
 
     def settle(self) -> None:
         """If an answer is owed, wait for it and until its time has come."""
-        if self.owed:
-            self.answer()
-            sleep_until(self.moment(self.time_s))
+        if not self.owed:
+            return
+        self.answer()
+        due = self.moment(self.time_s)
+        slept = now() < due
+        sleep_until(due)
+        if self._goes_on:
+            ended = now() if slept else max(due, self.worked_until)
+            self.ended.append((self._goes_on, self._time_of(ended)))
 
     def rest(self, seconds: float) -> None:
         """Do nothing for a while, but hear of errors."""
@@ -164,6 +181,9 @@ class Seat:
             if told.kind == F.ERROR:
                 raise pickle.loads(told.payload)
             self._told.append(told)
+
+    def _time_of(self, moment: float) -> float:
+        return (moment + self.ahead_s - self.origin_s) / self.dilation
 
     def _gone(self) -> RankError:
         return RankError(f"rank {self.rank}: the referee of the wall clock must run until the end, got no word of it")

@@ -108,6 +108,10 @@ class Streams:
                 stream.give(partial(stream.log.happen, event))
                 host.log.wait_for(event)
 
+    def ended(self) -> dict[int, list[tuple[int, float]]]:
+        """Return when each stream's operations really ended."""
+        return {number: stream.seat.ended for number, stream in self._made.items()}
+
     def end(self) -> None:
         """End all threads; their work must be done."""
         for stream in self._made.values():
