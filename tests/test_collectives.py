@@ -16,6 +16,10 @@ ALGORITHMS = [(c, a) for c, table in TABLE.items() for a in table]
 REDUCING = [(c, a) for c, a in ALGORITHMS if CONTRACTS[c].reduces]
 
 
+def algorithms_of(*collectives):
+    return [(c, a) for c, a in ALGORITHMS if c in collectives]
+
+
 def nodes_for(p):
     """Ranks on uneven nodes, not in one block each."""
     return tuple(r % 3 if r < p - 1 else 0 for r in range(p))
@@ -29,9 +33,8 @@ def options_for(algorithm, p, segment_bytes=64):
 
 def make_inputs(collective, p, n, dtype="int32", low=-2, high=3):
     """Small integers, so that every sum is exact in every dtype."""
-    size = CONTRACTS[collective].input_size(p, n)
-    return [np.random.default_rng([p, n, r]).integers(max(low, 0 if dtype == "uint8" else low), high, size).astype(dtype)
-            for r in range(p)]  # fmt: skip
+    size, low = CONTRACTS[collective].input_size(p, n), max(0, low) if dtype == "uint8" else low
+    return [np.random.default_rng([p, n, r]).integers(low, high, size).astype(dtype) for r in range(p)]
 
 
 def run(collective, algorithm, inputs, n, root=0, op="sum", options=None, in_place=False):
@@ -90,7 +93,7 @@ def test_every_operation_works(collective, algorithm, op, p, dtype):
     assert_right(collective, inputs, held, op=op)
 
 
-@pytest.mark.parametrize("collective, algorithm", [a for a in ALGORITHMS if a[0] in ("all_gather", "reduce_scatter", "gather")])
+@pytest.mark.parametrize("collective, algorithm", algorithms_of("all_gather", "reduce_scatter", "gather"))
 @pytest.mark.parametrize("p", (1, 2, 3, 4, 7, 8))
 def test_a_chunk_may_lie_in_its_whole(collective, algorithm, p):
     inputs = make_inputs(collective, p, 3)
@@ -161,7 +164,7 @@ def test_a_reduce_scatter_leaves_its_input_alone(algorithm):
         np.testing.assert_array_equal(x, np.arange(12) + r)
 
 
-@pytest.mark.parametrize("collective, algorithm", [(c, a) for c, a in ALGORITHMS if c in ("all_gather", "reduce_scatter")])
+@pytest.mark.parametrize("collective, algorithm", algorithms_of("all_gather", "reduce_scatter"))
 @pytest.mark.parametrize("p", (1, 2, 3, 5, 8))
 def test_counts_make_chunks_uneven(collective, algorithm, p):
     counts = [(3 * r + 1) % 4 for r in range(p)]
@@ -261,7 +264,8 @@ def test_a_dry_run_records_the_same_trace(algorithm):
         find("all_reduce", algorithm)(comm, comm.empty(23, "int32"), **options_for(algorithm, 6, 16))
 
     def done(trace):
-        return [[trace.templates[row["a"]].rows[["op", "a", "n", "x"]].tolist() for row in rows] for rows in trace.ranks]
+        columns = ["op", "a", "n", "x"]
+        return [[trace.templates[row["a"]].rows[columns].tolist() for row in rows] for rows in trace.ranks]
 
     assert done(run_dry(main, 6)[1]) == done(run_local(main, 6)[1])
 

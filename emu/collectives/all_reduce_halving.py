@@ -102,10 +102,12 @@ def halving_doubling_all_reduce(comm: Peers, x: Any, op: str = "sum") -> None:
     finish(comm, x, op, comm.size)
 
 
-def fold_in(comm: Peers, x: Any, plain: str) -> Among | None:
+def fold_in(comm: Peers, x: Any, plain: str) -> Peers | None:
     """Add the x of ranks in excess of a power of two to a neighbour's; return the group that goes on."""
     core = power_of_two_core(comm.size)
     folded = comm.size - len(core)
+    if not folded:
+        return comm
     if comm.rank < 2 * folded:
         if comm.rank % 2 == 0:
             comm.waitall([comm.isend(x, comm.rank + 1)])
