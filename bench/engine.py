@@ -137,7 +137,7 @@ def all_at_once(p: int, n: int = 1 << 20) -> Trace:
     return _templated("all_to_all", p, _rows([*posts, (Op.WAIT, len(posts), len(posts), 0)]), n)
 
 
-def skewed_server(workers: int, rounds: int = 40, n: int = 1 << 20) -> Trace:
+def skewed_server(workers: int, rounds: int = 200, n: int = 1 << 20) -> Trace:
     """Workers of unequal pace push to one server and pull from it."""
     rng = np.random.default_rng(1)
     pace = rng.uniform(0.5, 1.5, workers) * 1e-3
