@@ -7,7 +7,7 @@ import pytest
 
 from emu.cluster import load_cluster
 from emu.errors import ConfigError
-from emu.parallel.training import Plan, check, train
+from emu.parallel.training import Plan, Trainer, check, train
 from emu.program import run_here
 from emu.trace import Op
 
@@ -48,6 +48,7 @@ VARIANTS = {
     "ddp in one bucket": {"bucket_bytes": 1 << 30, "first_bucket_bytes": 1 << 30},
     "ddp by tree": {"algorithm": "tree"},
     "ddp by parameter server all-reduce": {"algorithm": "parameter_server"},
+    "ddp without overlap": {"overlap": False},
     "ps": {"strategy": "ps"},
     "ps in tiny buckets": {"strategy": "ps", "bucket_bytes": 1000, "first_bucket_bytes": 8},
     "ps dedicated": {"strategy": "ps", "server": "dedicated"},
@@ -80,21 +81,19 @@ def test_float32_follows_one_rank_for_200_steps():
     assert outcomes[0].accuracy > 0.85
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "ps"])
+@pytest.mark.parametrize("strategy", ["ddp", "ps", "zero1", "zero2"])
 def test_ranks_hold_the_same_bits_after_every_step(strategy, monkeypatch):
-    from emu.parallel import training
-
     seen = []
-    original = training._step
+    original = Trainer.step
 
-    def step(gpu, model, loss, made, *rest):
-        result = original(gpu, model, loss, made, *rest)
-        bits = b"".join(bucket.weights.tobytes() for bucket in made.buckets.all)
-        told = gpu.comm.wire.exchange(bits)
+    def step(trainer, index):
+        loss = original(trainer, index)
+        bits = b"".join(bucket.weights.tobytes() for bucket in trainer.strategy.buckets.all)
+        told = trainer.gpu.comm.wire.exchange(bits)
         seen.append(len(set(told)))
-        return result
+        return loss
 
-    monkeypatch.setattr(training, "_step", step)
+    monkeypatch.setattr(Trainer, "step", step)
     run(replace(SMALL, strategy=strategy, dtype="float32"), 3)
     assert seen == [1] * (3 * SMALL.steps)
 
@@ -139,7 +138,7 @@ def test_the_default_model_has_at_least_three_buckets(monkeypatch):
         ({"strategy": "zero9"}, "strategy: one of"),
         ({"algorithm": "rings"}, "one of naive, parameter_server"),
         ({"server": "none"}, "server: shared or dedicated is expected"),
-        ({"dtype": "int8"}, "dtype: float32 or float64 is expected"),
+        ({"dtype": "int8"}, "dtype: float64 or float32 or tf32"),
         ({"batch": 3}, "batch: at least 1 example a worker (4) is expected, got 3"),
         ({"steps": 0}, "steps: at least 1"),
     ],

@@ -96,6 +96,15 @@ class Gpu:
         self._log.copy(D2H, self._label(name), array.nbytes)
         return self._arrays.to_host(array)
 
+    def pass_host(self, array: Any, direction: str, name: str) -> None:
+        """Record that an array's bytes go through the host's memory, "d2h" or "h2d"; the values stay as they are."""
+        self._log.copy(D2H if direction == "d2h" else H2D, self._label(name), array.nbytes)
+
+    def read(self, array: Any, name: str, dry: float) -> float:
+        """Return the first value of an array, copied to the host for a decision; `dry` where there are no values."""
+        self._log.copy(D2H, self._label(f"read {name}"), array.itemsize)
+        return self.decide(name, lambda: float(self._arrays.to_host(array).reshape(-1)[0]), dry)
+
     # Work
 
     def launch(self, kernel: Callable[..., Any], *arrays: Any, cost: Cost, name: str | None = None) -> None:

@@ -7,74 +7,27 @@ goes on. What backward cannot hide makes the GPU halt.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
-from emu.errors import ConfigError
 from emu.gpu import Gpu
 from emu.nn.model import Model
-from emu.nn.optim import Optimizer, Rule
+from emu.nn.optim import Rule
 from emu.nn.parameter import Parameter
-from emu.parallel.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, Bucket, allocate, assign
-
-COMM = "comm"  # the stream that communication runs on
-
-
-class Buckets:
-    """The buckets of one rank in a backward pass: which are full, and which go out next."""
-
-    def __init__(self, gpu: Gpu, buckets: list[Bucket], send: Callable[[Bucket], None]) -> None:
-        self.gpu = gpu
-        self.all = buckets
-        self._of = {parameter: bucket for bucket in buckets for parameter in bucket.parameters}
-        self._send = send
-        self._next = 0
-
-    def begin(self) -> None:
-        """Expect every gradient afresh."""
-        self._next = 0
-        for bucket in self.all:
-            bucket.missing = len(bucket.parameters)
-
-    def ready(self, parameter: Parameter) -> None:
-        """Take note of a final gradient; send buckets that are full, in order."""
-        bucket = self._of[parameter]
-        bucket.missing -= 1
-        if bucket.missing < 0:
-            raise ConfigError(f"parameter {parameter.name}: one final gradient a step is expected, got two")
-        while self._next < len(self.all) and self.all[self._next].missing == 0:
-            self.launch(self.all[self._next])
-            self._next += 1
-
-    def launch(self, bucket: Bucket) -> None:
-        """Send a bucket on the communication stream, once the default stream has come this far.
-
-        `send` may leave in `bucket.sent` the event that ends it on a stream of its own.
-        """
-        gpu = self.gpu
-        final = gpu.record()
-        with gpu.stream(COMM):
-            gpu.wait(final)
-            with gpu.span("bucket", bucket.index):
-                bucket.sent = None
-                self._send(bucket)
-            bucket.sent = bucket.sent or gpu.record()
-
-    def finish(self) -> None:
-        """Make the default stream wait for all buckets. Raise ConfigError if a gradient never came."""
-        if self._next < len(self.all):
-            names = [p.name for b in self.all[self._next :] for p in b.parameters if not p.has_gradient]
-            raise ConfigError(
-                f"backward: a gradient of every parameter is expected, got none for {', '.join(names[:5]) or '?'}; "
-                "mark unused parameters with requires_grad=False"
-            )
-        for bucket in self.all:
-            self.gpu.wait(bucket.sent)
+from emu.parallel.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, allocate, assign, clear, frozen
+from emu.parallel.deterministic import sum_in_one_order
+from emu.parallel.readiness import Buckets
+from emu.parallel.rebuild import same_groups, take_over
+from emu.parallel.update import NORM, LossScale, Norm, Update
 
 
 class DataParallel:
     """Replicas whose gradients are summed by an all-reduce of each bucket.
 
     `all_reduce(comm, x)` sums in place. The loss must be the mean over the global batch, so that gradients sum.
+    `hook(gpu, comm, bucket)` sums a bucket's gradients another way (see `emu.parallel.compression`). After the first
+    step the buckets are rebuilt in the order in which rank 0's gradients became ready. `deterministic` adds every
+    element in the same order whatever the buckets are.
     """
 
     def __init__(
@@ -87,34 +40,94 @@ class DataParallel:
         seed: int = 0,
         bucket_bytes: int = BUCKET_BYTES,
         first_bucket_bytes: int = FIRST_BUCKET_BYTES,
+        *,
+        comm: Any = None,
+        overlap: bool = True,
+        deterministic: bool = False,
+        find_unused: bool = False,
+        hook: Callable[..., Any] | None = None,
+        norm: Norm = NORM,
+        counts: Callable[[Parameter], bool] = lambda parameter: True,
+        clip_norm: float | None = None,
+        loss_scale: LossScale | None = None,
     ) -> None:
-        self.gpu = gpu
-        self.model = model
-        self.worker, self.workers = gpu.rank, gpu.size
-        self.all_reduce = all_reduce
-        made = assign(model.trainable(), bucket_bytes, first_bucket_bytes)
-        frozen = [Bucket(-1, [p], p.dtype) for p in model.parameters() if not p.requires_grad]
+        self.gpu, self.model = gpu, model
+        self.comm = comm if comm is not None else gpu.comm
+        self.worker, self.workers = self.comm.rank, self.comm.size
+        self.all_reduce, self.deterministic, self.hook = all_reduce, deterministic, hook
+        self._sizes = bucket_bytes, first_bucket_bytes
+        self._counts, self._rebuilt = counts, False
+        self.notes: list[str] = []
+        made, kept = assign(model.trainable(), *self._sizes), frozen(model.parameters())
         allocate(gpu, made)
-        allocate(gpu, frozen, gradients=False)
-        self.buckets = Buckets(gpu, made, lambda bucket: self.all_reduce(gpu.comm, bucket.gradients))
+        allocate(gpu, kept, gradients=False)
+        self.buckets = Buckets(gpu, made, self._sum, overlap, find_unused)
         with gpu.span("broadcast parameters"):
-            if gpu.rank == 0:
+            if self.comm.rank == 0:
                 model.initialise(gpu, seed)
-            for bucket in made + frozen:
-                broadcast(gpu.comm, bucket.weights, root=0)
-        self.optimizer = Optimizer(rule, gpu, [bucket.weights for bucket in made])
+            for bucket in made + kept:
+                broadcast(self.comm, bucket.weights, root=0)
+        self.update = Update(
+            gpu, rule, [bucket.weights for bucket in made], norm=self._norm(norm), clip_norm=clip_norm,
+            scale=loss_scale,
+        )  # fmt: skip
+
+    @property
+    def loss_scale(self) -> float:
+        """The factor that the loss is to be multiplied by."""
+        return self.update.scale
 
     def begin(self) -> None:
         """Begin a step."""
         self.buckets.begin()
 
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Let gradients of the passes inside accumulate; the pass after them sums over the ranks once."""
+        return self.buckets.no_sync()
+
     def ready(self, parameter: Parameter) -> None:
         """Take note of a final gradient."""
         self.buckets.ready(parameter)
+
+    def skip(self) -> None:
+        """Take part in a step without a batch of one's own: gradients of zero."""
+        for bucket in self.buckets.all:
+            clear(self.gpu, bucket.gradients, bucket.dtype)
+            for parameter in bucket.parameters:
+                self.buckets.ready(parameter)
 
     def finish(self) -> None:
         """Wait for the summed gradients, then update the parameters."""
         self.buckets.finish()
         with self.gpu.span("optimizer"):
-            made = self.buckets.all
-            self.optimizer.step(self.gpu, [b.weights for b in made], [b.gradients for b in made])
+            self.update.all([bucket.gradients for bucket in self.buckets.all])
+        if not self._rebuilt:
+            self._rebuilt = True
+            self._rebuild()
+
+    def _sum(self, bucket: Any) -> None:
+        if self.hook is not None:
+            self.hook(self.gpu, self.comm, bucket)
+        elif self.deterministic:
+            sum_in_one_order(self.gpu, self.comm, bucket)
+        else:
+            self.all_reduce(self.comm, bucket.gradients)
+
+    def _rebuild(self) -> None:
+        """Assign buckets anew, by rank 0's order; state moves along. Nothing is done where nothing changes."""
+        places = {parameter: i for i, parameter in enumerate(self.model.trainable())}
+        told = self.comm.wire.exchange([places[p] for p in self.buckets.order] if self.comm.rank == 0 else None)
+        by_place = list(places)
+        order = [by_place[i] for i in told[0]]
+        order += [p for p in reversed(by_place) if p not in set(order)]  # unused so far
+        new = assign(order[::-1], *self._sizes)
+        if same_groups(self.buckets.all, new):
+            return
+        take_over(self.gpu, self.buckets.all, new, self.update)
+        self.buckets.take(new)
+        self.update.norm = self._norm(self.update.norm)
+        self.notes.append(f"buckets rebuilt once in the order of gradients: {len(new)} buckets")
+
+    def _norm(self, norm: Norm) -> Norm:
+        """Return which of the buckets count on this rank."""
+        return Norm(norm.comms, tuple(self._counts(bucket.parameters[0]) for bucket in self.buckets.all))

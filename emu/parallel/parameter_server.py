@@ -7,6 +7,7 @@ serves, otherwise it also computes a part of the batch.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from emu.errors import ConfigError
@@ -14,8 +15,8 @@ from emu.gpu import Cost, Gpu
 from emu.nn.model import Model
 from emu.nn.optim import Optimizer, Rule
 from emu.nn.parameter import Parameter
-from emu.parallel.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, Bucket, allocate, assign
-from emu.parallel.data_parallel import Buckets
+from emu.parallel.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, Bucket, allocate, assign, frozen
+from emu.parallel.readiness import Buckets
 
 SERVER = 0
 PULL = "pull"  # the stream that parameters come back on; gradients go out on the communication stream
@@ -35,6 +36,7 @@ class ParameterServer:
         bucket_bytes: int = BUCKET_BYTES,
         first_bucket_bytes: int = FIRST_BUCKET_BYTES,
         dedicated: bool = False,
+        overlap: bool = True,
     ) -> None:
         if dedicated and gpu.size < 2:
             raise ConfigError(f"parameter server: 2 ranks are needed for a server of its own, got {gpu.size}")
@@ -43,17 +45,20 @@ class ParameterServer:
         self.dedicated = dedicated
         self.worker, self.workers = gpu.rank - dedicated, gpu.size - dedicated
         self.push, self.pull = push, pull
+        self.comm = gpu.comm
+        self.loss_scale = 1.0
+        self.notes: list[str] = []
         made = assign(model.trainable(), bucket_bytes, first_bucket_bytes)
-        frozen = [Bucket(-1, [p], p.dtype) for p in model.parameters() if not p.requires_grad]
+        kept = frozen(model.parameters())
         allocate(gpu, made)
-        allocate(gpu, frozen, gradients=False)
-        self.buckets = Buckets(gpu, made, self._serve)
+        allocate(gpu, kept, gradients=False)
+        self.buckets = Buckets(gpu, made, self._serve, overlap)
         self._final: list[Parameter] = []
         model.hooks.after_backward = self._layer_done
         with gpu.span("pull parameters"):
             if gpu.rank == SERVER:
                 model.initialise(gpu, seed)
-            for bucket in made + frozen:
+            for bucket in made + kept:
                 pull(gpu.comm, bucket.weights, root=SERVER)
         self.optimizers: list[Optimizer] = []
         if gpu.rank == SERVER:
@@ -62,6 +67,10 @@ class ParameterServer:
     def begin(self) -> None:
         """Begin a step."""
         self.buckets.begin()
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Let gradients of the passes inside accumulate; the pass after them pushes once."""
+        return self.buckets.no_sync()
 
     def ready(self, parameter: Parameter) -> None:
         """Take note of a final gradient. It is pushed after its layer's backward, which still reads the weights."""
