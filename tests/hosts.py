@@ -60,14 +60,22 @@ class Hosts:
         """Return the line that runs `argv` on one host."""
         return [str(self.agent), self.names[host], shlex.join(argv)]
 
+    def start(self, argv: Sequence[str], ranks: int, mpi: str = "openmpi", slots: int = 2) -> jobs.Job:
+        """Start a program on ranks over all hosts, by an mpirun on the first one."""
+        python = jobs.python_with(mpi)
+        found = jobs.installed_mpi(python)
+        line = mpirun_line(found, ranks, jobs.resolved(argv, python), str(self.hostfile(slots, mpi)))
+        environment = mpirun_environment(found, self.environment())
+        return jobs.start_job(self.line_on(0, line), None, mpi, environment)
+
     def run(
         self, argv: Sequence[str], ranks: int, mpi: str = "openmpi", slots: int = 2, limit_s: float = jobs.LIMIT_S
     ) -> jobs.Finished:
-        """Run a program on ranks over all hosts, started from the first one."""
-        found = jobs.installed_mpi(jobs.python_with(mpi))
-        line = mpirun_line(found, ranks, argv, str(self.hostfile(slots, mpi)))
-        environment = mpirun_environment(found, self.environment())
-        return jobs.run_job(self.line_on(0, line), None, mpi, limit_s, environment)
+        """Start a program and wait for its end; the test fails if it outlasts `limit_s`."""
+        finished = self.start(argv, ranks, mpi, slots).wait(limit_s)
+        if finished.timed_out:
+            pytest.fail(f"{' '.join(argv)} on {ranks} ranks ran longer than {limit_s:.0f} s:\n{finished.output}")
+        return finished
 
 
 @contextmanager

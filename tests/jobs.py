@@ -123,7 +123,7 @@ def start_job(
     environment["PATH"] = f"{python.parent}{os.pathsep}{environment['PATH']}"
     environment["PYTHONPATH"] = str(ROOT)
     environment |= env or {}
-    line = [*_programs(python).get(argv[0], argv[:1]), *argv[1:]]
+    line = resolved(argv, python)
     if ranks is not None:
         found = installed_mpi(python)
         line, environment = mpirun_line(found, ranks, line), mpirun_environment(found, environment)
@@ -158,6 +158,12 @@ def python_with(mpi: str) -> Path:
     pytest.skip(f"no environment with {mpi}: `./launch/check {mpi}` makes one")
 
 
+def resolved(argv: Sequence[str], python: Path) -> list[str]:
+    """Return a line whose first word, `python` or `emu`, is the one of that Python's environment."""
+    programs = {"python": [str(python)], "emu": [str(python), "-m", "emu"]}
+    return [*programs.get(argv[0], argv[:1]), *argv[1:]]
+
+
 @cache
 def installed_mpi(python: Path) -> Mpi:
     return find_mpi(str(python))
@@ -177,10 +183,6 @@ def _mpi_or_none(python: Path) -> Mpi | None:
         return find_mpi(str(python))
     except ConfigError:
         return None
-
-
-def _programs(python: Path) -> dict[str, list[str]]:
-    return {"python": [str(python)], "emu": [str(python), "-m", "emu"]}
 
 
 def _read(file: IO[str]) -> str:
