@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from emu.cli.options import cluster_options, folder_for, make_cluster, ranks_options
-from emu.cli.wall_options import read_pace, wall_options
+from emu.cli.plan_options import plan_options, read_plan
 from emu.cli.provenance import provenance
+from emu.cli.wall_options import read_pace, wall_options
 from emu.errors import ConfigError
-from emu.units import parse_bytes
 
 if TYPE_CHECKING:
     from emu.cluster import Cluster
@@ -46,15 +46,7 @@ class Options:
 @ranks_options
 @click.option("--dry", is_flag=True, help="Run without bytes, for the time: -n ranks, or all GPUs of the cluster.")
 @cluster_options
-@click.option("--model", default="mlp", show_default=True, metavar="mlp|cnn|gpt", help="What to train.")
-@click.option("--strategy", default="ddp", show_default=True, metavar="ddp|ps", help="How to train.")
-@click.option("--algorithm", default="ring", show_default=True, help="All-reduce algorithm of ddp.")
-@click.option("--server", default="shared", show_default=True, metavar="shared|dedicated", help="The server of ps.")
-@click.option("--bucket", default="25 MiB", show_default=True, help="Gradient bucket size.")
-@click.option("--batch", default=128, show_default=True, type=click.IntRange(min=1), help="Global batch size.")
-@click.option("--steps", default=20, show_default=True, type=click.IntRange(min=1), help="Training steps.")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Seed of weights and batches.")
-@click.option("--dtype", default="float32", show_default=True, metavar="float32|float64", help="Precision.")
+@plan_options
 @click.option("--profile", default="ideal", show_default=True, help="Overheads of a communication library.")
 @click.option("--device", default="numpy", show_default=True, metavar="numpy|cupy", help="Where buffers really live.")
 @wall_options
@@ -65,9 +57,8 @@ class Options:
 def train(
     ranks: int | None, hostfile: str | None, local: int | None, dry: bool,
     cluster: str | None, link: str | None, settings: tuple[str, ...],
-    model: str, strategy: str, algorithm: str, server: str, bucket: str, batch: int, steps: int, seed: int, dtype: str,
     profile: str, device: str, clock: str, dilation: str | None, compute: str | None, speedup: float | None,
-    what_if: bool, one_rank: bool, as_json: bool, output: str | None,
+    what_if: bool, one_rank: bool, as_json: bool, output: str | None, **asked: Any,
 ) -> None:  # fmt: skip
     """Train a model on emulated GPUs: real gradients, emulated time.
 
@@ -75,10 +66,8 @@ def train(
     process (`emu train --local 4`).
     """
     from emu.comm.mpi_start import start_mpirun, started_by_mpirun
-    from emu.parallel.training import Plan
 
-    bucket_bytes = parse_bytes(bucket, "--bucket")
-    plan = Plan(model, strategy, algorithm, server, bucket_bytes, batch=batch, steps=steps, seed=seed, dtype=dtype)
+    plan = read_plan(asked)
     pace = read_pace(clock, dilation, compute, speedup)
     options = Options(cluster, link, settings, profile, device, as_json, output, what_if, one_rank, pace)
     if pace is not None and (dry or local is not None):
@@ -92,7 +81,7 @@ def train(
     elif dry:
         _train_here(plan, options, ranks or local, dry=True)
     elif ranks is not None:
-        _check(plan, options, ranks)
+        _check(plan, options, ranks, dry=False)
         start_mpirun(ranks, [sys.executable, "-m", "emu", *_without_ranks(sys.argv[1:])], hostfile)
     elif local is None:
         raise ConfigError("ranks: at least 2 are expected, got 1; mpirun -n 4 emu train, or emu train --local 4")
@@ -113,7 +102,7 @@ def _without_ranks(argv: list[str]) -> list[str]:
     return kept
 
 
-def _check(plan: Plan, options: Options, ranks: int | None) -> Cluster:
+def _check(plan: Plan, options: Options, ranks: int | None, dry: bool) -> Cluster:
     """Check everything that can be checked before any work; return the cluster."""
     from emu.engine.profiles import find_profile
     from emu.parallel.training import check
@@ -123,7 +112,7 @@ def _check(plan: Plan, options: Options, ranks: int | None) -> Cluster:
     ranks = ranks or cluster.size
     if ranks < 2:
         raise ConfigError(f"ranks: at least 2 are expected, got {ranks}; mpirun -n 4 emu train")
-    check(plan, ranks)
+    check(plan, ranks, dry)
     return cluster
 
 
@@ -132,7 +121,7 @@ def _train_here(plan: Plan, options: Options, ranks: int | None, dry: bool) -> N
     from emu.program import run_here
 
     began = time.perf_counter()
-    cluster = _check(plan, options, ranks)
+    cluster = _check(plan, options, ranks, dry)
     ranks = ranks or cluster.size
     folder = folder_for(options.output, "train")
     told = _Progress(plan)
@@ -152,7 +141,7 @@ def _train_mpi(plan: Plan, options: Options) -> None:
     began = time.perf_counter()
     world = MpiWorld()
     try:
-        cluster = _check(plan, options, world.size)
+        cluster = _check(plan, options, world.size, dry=False)
         folder = folder_for(options.output, "train") if world.rank == 0 else Path()
         wall = _begin_wall(world, cluster, options)
         gpu = wall.gpu if wall else mpi_gpu(world, cluster, options.device)
@@ -209,7 +198,7 @@ def _report(
 
     timeline = replay(trace, cluster, profile=options.profile)
     alone = _one_rank(plan, options) if options.one_rank and outcome.losses else None
-    links = _links(plan, trace, cluster, outcome) if options.what_if else []
+    links = _links(plan, trace, cluster, outcome) if options.what_if and _can_compare(plan) else []
     trace.save(folder / "trace.emu")
     write_perfetto(timeline, folder / "timeline.json")
     found = told.summary(plan, outcome, alone, timeline, links, {
@@ -251,8 +240,16 @@ def _one_rank(plan: Plan, options: Options) -> Outcome:
     from emu.program import run_here
 
     cluster = make_cluster(options.cluster, options.link, options.settings, 2)
-    alone = replace(plan, strategy="ddp", algorithm="ring", server="shared")
+    alone = replace(
+        plan, strategy="ddp", algorithm="ring", server="shared", tp=1, pp=1, micro_batches=1, hook="none",
+        deterministic=False, checkpoint=None, resume=False, offload=False, recompute=False,
+    )  # fmt: skip
     return run_here(lambda gpu: program(gpu, alone), cluster, 1, device=options.device)[0][0]
+
+
+def _can_compare(plan: Plan) -> bool:
+    """Say whether the plan is one of the two that are compared on other links."""
+    return plan.strategy in ("ddp", "ps") and plan.tp * plan.pp * plan.micro_batches == 1 and plan.hook == "none"
 
 
 def _links(plan: Plan, trace: Trace, cluster: Cluster, outcome: Outcome) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from emu.report.tables import grid, render, step_table
 from emu.timeline import Timeline
 from emu.units import format_bytes, format_time
 
-SAME_LOSS = {"float32": 1e-4, "float64": 1e-10}  # relative difference up to which training is the same
+SAME_LOSS = {"float64": 1e-9, "float32": 1e-4, "tf32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}  # relative difference up to which training is the same
 
 
 def summary(
@@ -36,7 +36,11 @@ def summary(
         "buckets": outcome.buckets,
         "memory": outcome.memory,
         "strategy": plan.strategy,
-        "algorithm": plan.algorithm if plan.strategy == "ddp" else "parameter_server",
+        "algorithm": "parameter_server" if plan.strategy == "ps" else plan.algorithm,
+        "grid": {"dp": timeline.world_size // (plan.tp * plan.pp) if timeline else 1, "pp": plan.pp, "tp": plan.tp},
+        "micro_batches": plan.micro_batches,
+        "notes": outcome.notes,
+        "skipped_steps": outcome.skipped,
         "model": plan.model,
         "dtype": plan.dtype,
         "batch": plan.batch,
@@ -78,14 +82,30 @@ def text(found: Mapping[str, Any], timeline: Timeline | None) -> str:
 
 
 def _what(found: Mapping[str, Any]) -> str:
-    buckets = ", ".join(format_bytes(bucket["bytes"]) for bucket in found["buckets"])
+    sizes = [format_bytes(bucket["bytes"]) for bucket in found["buckets"]]
+    buckets = ", ".join(sizes if len(sizes) <= 8 else [*sizes[:6], "…", sizes[-1]])
     cluster = found["cluster"]
     return (
         f"{found['model']}: {found['parameters']:,} parameters in {found['dtype']}, "
         f"batch {found['batch']} over {found['ranks']} ranks, {found['steps']} steps\n"
         f"cluster {cluster['name']}: {cluster['gpu']}, {cluster['link']}; profile {cluster['profile']}\n"
-        f"strategy {found['strategy']}, {found['algorithm'].replace('_', ' ')} all-reduce, "
-        f"{len(found['buckets'])} gradient buckets ({buckets})"
+        f"strategy {found['strategy']}, {found['algorithm'].replace('_', ' ')} {_collectives(found)}, "
+        f"{len(found['buckets'])} gradient buckets ({buckets}){_grid(found)}"
+        + "".join(f"\n{note}" for note in found["notes"])
+    )
+
+
+def _collectives(found: Mapping[str, Any]) -> str:
+    return "collectives" if found["strategy"].startswith("zero") else "all-reduce"
+
+
+def _grid(found: Mapping[str, Any]) -> str:
+    grid = found["grid"]
+    if grid["pp"] == grid["tp"] == found["micro_batches"] == 1:
+        return ""
+    return (
+        f"\ngrid: {grid['dp']} replicas × {grid['pp']} pipeline stages × {grid['tp']} tensor-parallel parts, "
+        f"{found['micro_batches']} micro-batches"
     )
 
 
