@@ -137,6 +137,8 @@ def test_what_sending_costs_a_stream_is_communication_but_a_hole_in_a_sync_is_no
     spent(timeline(sender, RankLog(1)).step, compute=1.25, exposed_communication=0.25, idle=1.5)
     synced = RankLog(0).kernel(0, 1).send(1).add(Op.SYNC).kernel(2, 3)
     spent(timeline(synced).step_of(0), compute=2.0, idle=1.0)
+    after = RankLog(0).kernel(0, 1).copy(0, 2, stream=2).add(Op.SYNC).send(1).kernel(2.5, 3)
+    spent(timeline(after, RankLog(1)).step_of(0), compute=1.5, copy=1.0, exposed_communication=0.5)
 
 
 def test_groups_that_share_a_context_number_do_not_wait_for_each_other():

@@ -171,7 +171,13 @@ def stream_tiling(
     awaits = op == Op.AWAIT
     if awaits.any():
         second[awaits] = follow(_awaited_streams(view, spans["row"][awaits]))
-    return tile(starts, middles, ends, first, second, horizon_s, met.before)
+    sends = np.flatnonzero(met.before != GAP)
+    if len(sends):
+        leads = met.lead_s[sends]
+        ends = np.insert(ends, sends, starts[sends])
+        starts, middles = np.insert(starts, sends, leads), np.insert(middles, sends, leads)
+        first, second = np.insert(first, sends, Cause.IDLE), np.insert(second, sends, met.before[sends])
+    return tile(starts, middles, ends, first, second, horizon_s)
 
 
 def _awaited_streams(view: RankView, rows: np.ndarray) -> np.ndarray:

@@ -23,8 +23,8 @@ class Meetings:
     """For each item of a stream: when the last one that it needs came, who that was, and over which way.
 
     `own_s` is when this rank did its own part of it: entered the collective, or posted the message.
-    `before` is the cause of the stretch between an item and the one before it: what sending costs a stream
-    is communication, anything else is a gap.
+    Where sends lie before an item, what they cost the stream runs from `lead_s` to the item's start and has
+    the cause `before`, GAP elsewhere.
     """
 
     met_s: np.ndarray
@@ -33,6 +33,7 @@ class Meetings:
     own_s: np.ndarray
     way: np.ndarray
     link_class: np.ndarray
+    lead_s: np.ndarray
     before: np.ndarray
 
 
@@ -58,6 +59,7 @@ def _none(n: int) -> Meetings:
         own_s=np.full(n, NEVER),
         way=np.full(n, NOWHERE),
         link_class=np.zeros(n, dtype=np.int32),
+        lead_s=np.zeros(n),
         before=np.full(n, GAP, dtype=np.int32),
     )
 
@@ -218,21 +220,23 @@ def _waits(
 def _sends(
     views: list[RankView], messages: Messages, ways: Ways, meetings: list[dict[int, Meetings]]
 ) -> None:
-    """Tell which holes between items are the overhead of sends; a SYNC in a hole makes it a wait."""
+    """Tell which holes between items are the overhead of sends; what lies before a SYNC is part of its wait."""
     for view in views:
         mine = messages.of(view.rank)
         mine = mine[messages.sends[mine]]
         if not len(mine):
             continue
-        syncs = np.flatnonzero(view.rows["op"] == Op.SYNC)
+        syncs = np.append(-1, np.flatnonzero(view.rows["op"] == Op.SYNC))
         for number, stream in view.streams.items():
             sent = mine[messages.stream[mine] == number]
             rows, sends = view.spans["row"][stream.items], messages.row[sent]
-            since = np.append(-1, stream.end_rows[:-1])
-            last = np.searchsorted(sends, rows) - 1
-            found = (last >= np.searchsorted(sends, since, side="right")) & (
-                np.searchsorted(syncs, rows) == np.searchsorted(syncs, since, side="right")
-            )
-            for item in np.flatnonzero(found).tolist():
-                way = ways.known[messages.way(ways, int(sent[last[item]]))]
-                meetings[view.rank][number].before[item] = Cause.EXPOSED + way.link_class
+            since = np.maximum(np.append(-1, stream.end_rows[:-1]), syncs[np.searchsorted(syncs, rows) - 1])
+            first = np.searchsorted(sends, since, side="right")
+            here = meetings[view.rank][number]
+            for item in np.flatnonzero(first < np.searchsorted(sends, rows)).tolist():
+                message = int(sent[first[item]])
+                way = ways.known[messages.way(ways, message)]
+                here.lead_s[item], here.before[item] = (
+                    messages.posted_s[message],
+                    Cause.EXPOSED + way.link_class,
+                )

@@ -74,18 +74,17 @@ def tile(
     first: np.ndarray,
     second: np.ndarray,
     horizon_s: float,
-    before: np.ndarray | int = GAP,
 ) -> Tiling:
     """Tile [0, horizon] with serial intervals in order, each cut at its middle into two causes.
 
-    What lies before each has the cause `before`, what follows the last is GAP. Empty stretches are dropped.
+    What lies between them is GAP. Empty stretches are dropped.
     """
     n = len(starts)
     bounds = np.empty(3 * n + 2)
     bounds[0], bounds[-1] = 0.0, horizon_s
     bounds[1:-1:3], bounds[2:-1:3], bounds[3:-1:3] = starts, middles, ends
     causes = np.full(3 * n + 1, GAP, dtype=np.int32)
-    causes[0:-1:3], causes[1::3], causes[2::3] = before, first, second
+    causes[1::3], causes[2::3] = first, second
     # Serial by construction; rounding in the last bit must not make a stretch run backwards.
     np.maximum.accumulate(bounds, out=bounds)
     kept = np.append(bounds[1:] > bounds[:-1], True)
