@@ -70,20 +70,20 @@ class _Tree:
         self.rises_at, self.falls_at = (deepest - depth) * TURNS, (deepest + depth) * TURNS
         self.spare = [[comm.empty_like(pieces[0]) for _ in self.node.children] for _ in range(2)]
         self.arriving: list[list[Any]] = []  # of each segment, posted one segment ahead
-        self.rising: deque[tuple[int, Any]] = deque()  # sends of segments to the parent
-        self.falling: deque[list[Any]] = deque()  # sends of segments to the children
+        self.rising: deque[tuple[int, Any]] = deque()  # the send to the parent, which posts a turn later
+        self.falling: deque[list[Any]] = deque()  # the sends to the children, which post TURNS later
+        self._post(0)
 
     def up(self, i: int, plain: str) -> None:
         """Add my children's segment i to mine and start it on its way to my parent."""
         if not 0 <= i < len(self.pieces):
             return
-        self._post(i)
         self._post(i + 1)
         piece = self.pieces[i]
         for got, request in zip(self.spare[i % 2], self.arriving[i], strict=True):
             self.comm.waitall([request])
             self.comm.reduce(plain, piece, got[: piece.size])
-        self._risen(i - TURNS - 1)
+        self._risen(i - 1)
         if self.node.parent is not None:
             self.rising.append((i, self.comm.isend(piece, self.node.parent, self.up_tag)))
 
@@ -94,7 +94,7 @@ class _Tree:
         if self.node.parent is not None:
             self._risen(i)
             self.comm.waitall([self.comm.irecv(self.pieces[i], self.node.parent, self.down_tag)])
-        if len(self.falling) > TURNS:
+        if len(self.falling) == TURNS:
             self.comm.waitall(self.falling.popleft())
         children = self.node.children
         self.falling.append([self.comm.isend(self.pieces[i], child, self.down_tag) for child in children])

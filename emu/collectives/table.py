@@ -1,9 +1,10 @@
 """The table of all algorithms. To add one: a function, its line here, its formula; tests, bench and CLI pick it up.
 
 `time_s` holds for idle links with full-duplex ports and no overheads. It is exact where p is a power of two
-and chunks are equal (for many algorithms at any p), and a bound at other p, unless `estimate` says that it is
-an approximation. `messages` and `bytes_sent` count
-all ranks together, exactly. v-variants have no formulas: they depend on the counts.
+and chunks are equal (for many algorithms at any p), and a bound at other p. It is near where ranks are folded
+into a power of two (recursive doubling and halving, Rabenseifner, swing), and where `estimate` says so.
+`messages` and `bytes_sent` count all ranks together, exactly. v-variants have no formulas: they depend on the
+counts.
 """
 
 from collections.abc import Callable
