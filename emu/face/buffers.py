@@ -94,8 +94,10 @@ def blocks_of(spec: Any, size: int, where: str) -> Blocks:
     data, counts, displs, datatype = _parts(spec, where)
     memory, found = _memory(data, where)
     datatype = datatype if datatype is not None else found
-    if counts is None or isinstance(counts, (int, np.integer)):
-        total = int(counts) if counts is not None else len(memory) // max(1, datatype.extent)
+    if isinstance(counts, (int, np.integer)):
+        counts = [int(counts)] * size
+    elif counts is None:
+        total = len(memory) // max(1, datatype.extent)
         if total % size:
             raise ConfigError(
                 f"{where}: a multiple of {size} items, one block a rank, is expected, got {total}; "

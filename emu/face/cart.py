@@ -105,7 +105,7 @@ def make_cart(comm: Intracomm, dims: Sequence[int], periods: Any) -> Any:
 
 
 def _cart(comm: Intracomm, core: Any, dims: Sequence[int], periods: Sequence[Any]) -> Cartcomm:
-    made = Cartcomm(comm._session, core)
+    made = Cartcomm._made_of(comm._session, core)
     made.dims, made.periods = list(dims), [int(bool(p)) for p in periods]
     return made
 

@@ -20,10 +20,25 @@ KEYVALS = {"TAG_UB": 0, "HOST": 1, "IO": 2, "WTIME_IS_GLOBAL": 3, "UNIVERSE_SIZE
 class Comm:
     """A communicator of one rank's program. `_core` moves and records; the session is the rank's."""
 
-    def __init__(self, session: Session | None = None, core: Core | None = None, name: str = "") -> None:
-        self._session_ = session
-        self._core_ = core
-        self.name = name
+    _session_: Session | None
+    _core_: Core | None
+    name: str
+
+    def __new__(cls, comm: Comm | None = None) -> Any:
+        """Return a handle on the same communicator, COMM_NULL's if none is given; for subclasses of the user's."""
+        made = super().__new__(cls)
+        there = comm is not None and bool(comm)
+        made._session_ = comm._session if there and comm is not None else None
+        made._core_ = comm._core if there and comm is not None else None
+        made.name = comm.name if comm is not None else ""
+        return made
+
+    @classmethod
+    def _made_of(cls, session: Session, core: Core | None) -> Any:
+        """Return a communicator of this class; COMM_NULL's if there is no core."""
+        made = cls.__new__(cls)
+        made._session_, made._core_ = session, core
+        return made
 
     @property
     def _session(self) -> Session:
@@ -216,7 +231,7 @@ class Comm:
         if source == PROC_NULL:
             tell(status, PROC_NULL, ANY_TAG, 0)
             return MESSAGE_NULL
-        messages.check(self._core, "Probe", source, tag, receiving=True)
+        source, tag = messages.check(self._core, "Probe", source, tag, receiving=True)
         found = self._session.answers.probe(self._core, source, tag, block, take)
         if found is not None:
             tell(status, found.source, found.tag, messages.size_of(found))

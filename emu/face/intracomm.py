@@ -167,10 +167,11 @@ class Intracomm(Comm):
         return make_cart(self, dims, periods)
 
     def _made(self, core: Any) -> Any:
-        return COMM_NULL if core is None else Intracomm(self._session, core)
+        return COMM_NULL if core is None else Intracomm._made_of(self._session, core)
 
 
-COMM_NULL = Intracomm(name="MPI_COMM_NULL")
+COMM_NULL = Intracomm()
+COMM_NULL.name = "MPI_COMM_NULL"
 
 STARTED = (
     "Barrier", "Bcast", "Scatter", "Scatterv", "Gather", "Gatherv", "Allgather", "Allgatherv", "Alltoall", "Alltoallv",
@@ -184,7 +185,7 @@ def _nonblocking(name: str) -> Callable[..., Request]:
 
     def start(self: Intracomm, *args: Any, **kwargs: Any) -> Request:
         def run(core: Any) -> None:
-            blocking(Intracomm(self._session, core), *args, **kwargs)
+            blocking(Intracomm._made_of(self._session, core), *args, **kwargs)
 
         session = self._session
         return Request(Beside(session, session.background.start(self._core, run, f"I{name.lower()}")))

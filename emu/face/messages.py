@@ -16,21 +16,23 @@ from emu.face.status import PROC_NULL, TAG_UB
 from emu.trace import ANY
 
 
-def check(comm: Comm, what: str, peer: int, tag: int, receiving: bool) -> None:
-    """Raise ConfigError for a rank or tag that there is not; note where the call stands."""
+def check(comm: Comm, what: str, peer: Any, tag: Any, receiving: bool) -> tuple[int, int]:
+    """Return rank and tag as whole numbers, and note where the call stands. Raise ConfigError if there are none such."""
+    peer, tag = int(peer), int(tag)
     lowest = ANY if receiving else 0
     if not lowest <= peer < comm.size:
         raise ConfigError(f"{what}: a rank from 0 to {comm.size - 1} is expected, got {peer}; see comm.Get_size()")
     if not lowest <= tag <= TAG_UB:
         raise ConfigError(f"{what}: a tag from 0 to {TAG_UB} is expected, got {tag}")
     comm.log.sites.append(user_site())
+    return peer, tag
 
 
 def isend(session: Session, comm: Comm, spec: Any, to: int, tag: int, rendezvous: bool = False) -> Send | Nothing:
     """Start to send a buffer."""
     if to == PROC_NULL:
         return Nothing(PROC_NULL)
-    check(comm, "Send", to, tag, receiving=False)
+    to, tag = check(comm, "Send", to, tag, receiving=False)
     buffer = buffer_of(spec, "Send")
     log, x = comm.log, buffer.x
     pending = comm.wire.isend(x, to, tag, log.flag, None, rendezvous)
@@ -41,7 +43,7 @@ def irecv(session: Session, comm: Comm, spec: Any, source: int, tag: int) -> Rec
     """Start to receive into a buffer; the message may be shorter."""
     if source == PROC_NULL:
         return Nothing(PROC_NULL)
-    check(comm, "Recv", source, tag, receiving=True)
+    source, tag = check(comm, "Recv", source, tag, receiving=True)
     buffer = buffer_of(spec, "Recv")
     log, x = comm.log, buffer.x
     pending = comm.wire.irecv(x, source, tag, log.flag, None, exact=False)
@@ -66,7 +68,7 @@ def isend_object(
     """Start to send an object."""
     if to == PROC_NULL:
         return Nothing(PROC_NULL)
-    check(comm, "send", to, tag, receiving=False)
+    to, tag = check(comm, "send", to, tag, receiving=False)
     return Outgoing(session, comm, ObjectSend(comm, value, to, tag, rendezvous))
 
 
@@ -74,7 +76,7 @@ def irecv_object(session: Session, comm: Comm, source: int, tag: int) -> Incomin
     """Start to receive an object."""
     if source == PROC_NULL:
         return Nothing(PROC_NULL)
-    check(comm, "recv", source, tag, receiving=True)
+    source, tag = check(comm, "recv", source, tag, receiving=True)
     return Incoming(session, ObjectReceive(comm, source, tag))
 
 

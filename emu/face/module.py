@@ -19,9 +19,15 @@ VERSION, SUBVERSION = 3, 1
 class World(intracomm.Intracomm):
     """COMM_WORLD or COMM_SELF of whichever rank is running."""
 
-    def __init__(self, name: str, session: Callable[[], Session], core: Callable[[Session], Any]) -> None:
-        super().__init__(name=name)
-        self._find, self._of = session, core
+    _find: Callable[[], Session]
+    _of: Callable[[Session], Any]
+
+    @classmethod
+    def found(cls, name: str, session: Callable[[], Session], core: Callable[[Session], Any]) -> World:
+        """Return a communicator that finds out who is asking."""
+        made = cls.__new__(cls)
+        made.name, made._find, made._of = name, session, core
+        return made
 
     @property
     def _session(self) -> Session:
@@ -88,8 +94,8 @@ def make(session: Callable[[], Session]) -> types.ModuleType:
         "Comm": comm.Comm, "Intracomm": intracomm.Intracomm, "Cartcomm": cart.Cartcomm, "Group": group.Group,
         "Request": requests.Request, "Prequest": requests.Prequest, "Message": requests.Message,
         "Status": status.Status, "Datatype": datatypes.Datatype, "Op": ops.Op, "Info": Info, "Exception": Exception_,
-        "COMM_WORLD": World("MPI_COMM_WORLD", session, lambda found: found.core),
-        "COMM_SELF": World("MPI_COMM_SELF", session, _alone),
+        "COMM_WORLD": World.found("MPI_COMM_WORLD", session, lambda found: found.core),
+        "COMM_SELF": World.found("MPI_COMM_SELF", session, _alone),
         "COMM_NULL": intracomm.COMM_NULL, "GROUP_NULL": group.GROUP_NULL, "GROUP_EMPTY": group.GROUP_EMPTY,
         "REQUEST_NULL": requests.REQUEST_NULL, "MESSAGE_NULL": requests.MESSAGE_NULL,
         "MESSAGE_NO_PROC": requests.MESSAGE_NULL, "DATATYPE_NULL": datatypes.DATATYPE_NULL, "OP_NULL": ops.OP_NULL,
@@ -132,8 +138,8 @@ def _functions(session: Callable[[], Session]) -> dict[str, Callable[..., Any]]:
         "get_vendor": lambda: ("emu", (0, 1, 0)),
         "Alloc_mem": lambda size, info=None: memoryview(bytearray(size)),
         "Free_mem": lambda memory: None,
-        "Attach_buffer": lambda buffer: None,
-        "Detach_buffer": lambda: None,
+        "Attach_buffer": lambda buffer: session().attributes.update(attached=buffer),
+        "Detach_buffer": lambda: session().attributes.pop("attached", None),
         "Pcontrol": lambda level: None,
         "Get_address": _address,
     }

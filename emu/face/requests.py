@@ -162,7 +162,7 @@ class Request:
         return self._work is not None
 
     def __eq__(self, other: object) -> bool:
-        return self is other or isinstance(other, Request) and self._work is None and other._work is None
+        return self is other or isinstance(other, Request) and not self and not other
 
     __hash__ = object.__hash__
 
@@ -265,7 +265,7 @@ class Request:
     @classmethod
     def testany(cls, requests: Sequence[Request], status: Status | None = None) -> tuple[int, bool, Any]:
         """Return the place of one that is done, whether there is one, and the object received."""
-        active = [i for i, request in enumerate(requests) if request]
+        active = [i for i, request in enumerate(requests) if request._work is not None]
         if not active:
             return UNDEFINED, True, None
         for i in active:
@@ -297,7 +297,7 @@ class Request:
     @classmethod
     def testsome(cls, requests: Sequence[Request], statuses: Any = None) -> tuple[list[int] | None, Any]:
         """Return the places of all that are done, and the objects received."""
-        active = [i for i, request in enumerate(requests) if request]
+        active = [i for i, request in enumerate(requests) if request._work is not None]
         if not active:
             return None, None
         places = [i for i in active if requests[i]._ready()]
@@ -309,7 +309,7 @@ class Request:
 
 def _first(requests: Sequence[Request]) -> list[int]:
     """Wait until one of the requests is done; return the places of all that are."""
-    active = [i for i, request in enumerate(requests) if request]
+    active = [i for i, request in enumerate(requests) if request._work is not None]
     if not active:
         return []
     works: list[Any] = [requests[i]._work for i in active]
@@ -331,10 +331,12 @@ class Prequest(Request):
 
     def __init__(self, start: Callable[[], Request]) -> None:
         super().__init__()
-        self._start = start
+        self._start: Callable[[], Request] | None = start
 
     def Start(self) -> None:
         """Start the work."""
+        if self._start is None:
+            raise Unsupported("MPI.Prequest.Start: a request that has not been freed is expected")
         self._work = self._start()._work
 
     @classmethod
@@ -344,11 +346,11 @@ class Prequest(Request):
             request.Start()
 
     def __bool__(self) -> bool:
-        return True
+        return self._start is not None
 
     def Free(self) -> None:
         """Forget it."""
-        self._work = None
+        self._work = self._start = None
 
 
 REQUEST_NULL = Request()
