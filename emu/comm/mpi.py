@@ -7,6 +7,7 @@ program's any-tag receive can not catch them.
 
 from __future__ import annotations
 
+import os
 import pickle
 import time
 from collections import deque
@@ -34,7 +35,7 @@ _NATIVE = "fiub"  # dtype kinds that mpi4py can take the memory of
 class Parts:
     """A plain receive, or a message cut into several; done when all are. It tells what has come."""
 
-    __slots__ = ("requests", "source", "tag", "nbytes", "kind", "exact", "wire", "done")
+    __slots__ = ("requests", "source", "tag", "nbytes", "kind", "exact", "wire", "done", "held", "into")
 
     def __init__(self, wire: MpiWire, requests: list[MPI.Request], nbytes: int, kind: int, exact: bool = True) -> None:
         self.wire = wire
@@ -44,6 +45,8 @@ class Parts:
         self.kind = kind  # -1: not to be checked (a send, a collective's message)
         self.exact = exact
         self.done = False
+        self.held = False  # a receive whose message the engine has yet to choose
+        self.into: Any = None
 
     def finish(self, statuses: Sequence[MPI.Status]) -> None:
         """Take in what has come. Raise MismatchError if it is not what the receive is for."""
@@ -82,6 +85,7 @@ class MpiWire:
         self.rank = plain.rank
         self.size = plain.size
         self.sites: deque[Site] = deque(maxlen=1)  # of the calls of this rank, the newest last
+        self.held: list[Parts] = []  # receives whose message the engine has yet to choose
         self.max_message_bytes = MAX_MESSAGE_BYTES
         self._status = MPI.Status()
 
@@ -106,6 +110,8 @@ class MpiWire:
         n = x.nbytes
         if not collective:
             kind = KINDS[x.dtype] if kind is None else kind
+            if self.held or (source < 0 and self.watch.holds):
+                return self._hold(x, source, tag, kind, exact)
             tag = tag << KIND_BITS | kind if tag >= 0 else MPI.ANY_TAG
             source = source if source >= 0 else MPI.ANY_SOURCE
         if x.__class__ is not np.ndarray or x.dtype.kind not in _NATIVE:
@@ -115,6 +121,22 @@ class MpiWire:
             return self._cut(comm.Irecv, x, source, tag, -1 if collective or kind is None else kind, exact)
         request = comm.Irecv((x, n, _BYTE), source, tag)
         return request if collective else Parts(self, [request], n, kind, exact)  # type: ignore[arg-type]
+
+    def _hold(self, x: Any, source: int, tag: int, kind: int, exact: bool) -> Parts:
+        """Keep a receive back until the engine has chosen its message."""
+        receive = Parts(self, [], x.nbytes, kind, exact)
+        receive.source, receive.tag, receive.into, receive.held = source, tag, x, True
+        self.held.append(receive)
+        return receive
+
+    def choose(self, receive: Parts, source: int, tag: int) -> None:
+        """Match a receive that was held back with the next message of this source and tag."""
+        self.held.remove(receive)
+        held, self.held = self.held, []
+        receive.held = False
+        posted = self.irecv(receive.into, source, tag, 0, receive.kind, receive.exact)
+        self.held = held
+        receive.requests = posted.requests
 
     def probe(self, source: int, tag: int, block: bool, take: bool) -> Taken | None:
         """Return the first plain message that a receive would get; `take` takes it."""
@@ -371,6 +393,7 @@ class MpiBeside(MpiWire):
         self.size = len(self.group)
         self.rank = self.group.index(MPI.COMM_WORLD.rank)
         self.sites = deque(maxlen=1)
+        self.held = []
         self.max_message_bytes = MAX_MESSAGE_BYTES
         self._status = MPI.Status()
 
@@ -455,8 +478,9 @@ class MpiWorld:
         return value
 
     def abort(self, status: int) -> None:
-        """End the job on every rank, with this status."""
+        """End the job on every rank, with this status. Does not return."""
         MPI.COMM_WORLD.Abort(status)
+        os._exit(status)  # MPICH's abort returns until its launcher kills this process
 
     def _quiet_recv(self, source: int, tag: int) -> Any:
         pause = 1e-4
