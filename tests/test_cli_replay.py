@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from click.testing import CliRunner
 
+from emu.cli.decisions import changed_decisions
 from emu.cli.main import emu
-from emu.cluster import link_cluster
+from emu.cluster import link_cluster, load_cluster
 from emu.collectives import ring_all_reduce
+from emu.collectives.choose import choose
+from emu.collectives.network import network_of
 from emu.errors import ConfigError, EmuError, TraceError
 from emu.gpu import Cost
-from emu.program import run
+from emu.parallel.training import Plan
+from emu.parallel.training import train as main
+from emu.program import run, run_here
 from emu.trace import Trace
 
 
@@ -126,12 +131,41 @@ def test_a_trace_that_holds_answers_is_not_timed_elsewhere(trace, tmp_path):
         call("replay", bound, "--cluster", "tcp-10g")
 
 
-def test_decisions_of_another_cluster_are_told(trace, tmp_path):
-    decided = changed(trace, tmp_path, decisions={"all_reduce": "ring"})
-    told = "note: the program decided on pcie4: all_reduce = ring; on tcp-10g it might decide otherwise"
-    assert told in call("replay", decided, "--cluster", "tcp-10g").stderr
-    assert call("replay", decided, "--cluster", "tcp-10g", "--keep-decisions").stderr == ""
-    assert call("replay", decided).stderr == ""
+CHOICE = "all_reduce of 40000000 bytes on 4 ranks"
+
+
+def test_a_program_that_would_decide_otherwise_is_not_timed_as_it_is(trace, tmp_path):
+    decided = changed(trace, tmp_path, decisions={CHOICE: "tree", "loss scale overflows": False})
+    with pytest.raises(
+        TraceError, match=rf"decide otherwise on tcp-10g \({CHOICE}: \w+ instead of tree\); run it"
+    ):
+        call("replay", decided, "--cluster", "tcp-10g")
+    kept = call("replay", decided, "--cluster", "tcp-10g", "--keep-decisions")
+    assert "instead of tree); timed as recorded" in kept.stderr
+
+
+def test_a_decision_that_stays_is_no_matter(trace, tmp_path):
+    same = choose("all_reduce", 4, 40_000_000, network_of(load_cluster("tcp-10g", gpus=4), range(4)))
+    decided = changed(trace, tmp_path, decisions={CHOICE: same})
+    assert call("replay", decided, "--cluster", "tcp-10g").stderr == ""
+
+
+def test_a_training_that_would_decide_otherwise_is_recorded_again(trace, tmp_path):
+    plan = Plan(algorithm="auto", steps=2)
+    here = load_cluster("dgx-a100", gpus=4)
+    program = {"name": "train", **asdict(plan)}
+    _, recorded, _ = run_here(lambda gpu: main(gpu, plan), here, 4, dry=True, program=program)
+    recorded.save(tmp_path / "train.emu")
+    result = call("replay", str(tmp_path / "train.emu"), "--cluster", "tcp-10g", "--json")
+    assert "recorded again, dry" in result.stderr
+    found = json.loads(result.stdout)
+    assert found["recorded_on"] == "dgx-a100"
+    there = load_cluster("tcp-10g", gpus=4)
+    assert changed_decisions(recorded, there) and not changed_decisions(
+        replace(recorded, header={**recorded.header, "decisions": found["decisions"]}), there
+    )
+    kept = replayed(str(tmp_path / "train.emu"), "--cluster", "tcp-10g", "--keep-decisions")
+    assert kept["step"]["time_s"] != found["step"]["time_s"]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from emu.cli.decisions import fit
 from emu.cli.options import cluster_options, folder_for, make_cluster
 from emu.cli.provenance import provenance
 from emu.errors import ConfigError, TraceError
@@ -52,12 +53,14 @@ def replay(
 
     began = time.perf_counter()
     loaded = Trace.load(trace)
+    recorded_on = loaded.header.get("cluster")
     made = cluster_of(loaded, trace, cluster, link, settings)
-    told = decisions(loaded, made)
-    if told and not keep_decisions:
-        click.echo(f"note: {told}; --keep-decisions says that this is meant", err=True)
+    loaded, note = fit(loaded, trace, made, profile, keep_decisions)
+    if note:
+        click.echo(f"note: {note}", err=True)
     timeline = time_trace(loaded, made, profile, detail=_detail(loaded))
     found = _object(loaded, trace, made, timeline, profile, settings)
+    found |= {"recorded_on": recorded_on, "note": note}
     if spread is not None:
         found["spread"] = spread_of(loaded, made, profile, spread)
     found["wall_s"] = time.perf_counter() - began
@@ -100,17 +103,6 @@ def cluster_of(
     return made
 
 
-def decisions(trace: Trace, cluster: Cluster) -> str:
-    """Say what the program decided by looking at another cluster; empty if nothing."""
-    taken, recorded = trace.header.get("decisions", {}), trace.header.get("cluster")
-    digest = trace.header.get("cluster_sha256")
-    if not taken or (digest == cluster.sha256 if digest else recorded == cluster.name):
-        return ""
-    listed = ", ".join(f"{name} = {value}" for name, value in taken.items())
-    recorded = recorded or "another cluster"
-    return f"the program decided on {recorded}: {listed}; on {cluster.name} it might decide otherwise"
-
-
 def time_trace(trace: Trace, cluster: Cluster, profile: str, detail: str) -> Timeline:
     """Return the trace's times on a cluster."""
     from emu.engine import resolve
@@ -145,7 +137,6 @@ def _object(
 
     return {
         "trace": path,
-        "recorded_on": trace.header.get("cluster"),
         "decisions": trace.header.get("decisions", {}),
         "profile": profile,
         "settings": list(settings),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from emu.cli.decisions import fit
 from emu.cli.options import cluster_options, folder_for
 from emu.cli.provenance import provenance
 from emu.cli.replay import cluster_of, time_trace
@@ -28,6 +29,9 @@ _NUMBER = r"[+-]?[0-9.][0-9._eE+-]*"
 @click.argument("axes", nargs=-1, required=True, metavar="KEY=VALUE,VALUE,...")
 @cluster_options
 @click.option("--profile", default="ideal", show_default=True, help="Overheads of a communication library.")
+@click.option(
+    "--keep-decisions", is_flag=True, help="Keep what the program decided by looking at its cluster."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--plot", metavar="FILE", help="Draw the sweep: .png, .svg or .pdf.")
 @click.option("--output", metavar="DIR", help="Write sweep.json, sweep.png and sweep.svg.")
@@ -38,6 +42,7 @@ def sweep(
     link: str | None,
     settings: tuple[str, ...],
     profile: str,
+    keep_decisions: bool,
     as_json: bool,
     plot: str | None,
     output: str | None,
@@ -60,7 +65,7 @@ def sweep(
     folder = folder_for(output, "sweep") if output is not None else None
     loaded = Trace.load(trace)
     rows = [
-        _time(loaded, trace, point, cluster, link, settings, profile)
+        _time(loaded, trace, point, cluster, link, settings, profile, keep_decisions)
         for point in _progress(points)
     ]  # fmt: skip
     found = {"trace": trace, "profile": profile, "rows": rows, "wall_s": time.perf_counter() - began}
@@ -111,17 +116,21 @@ def _time(
     link: str | None,
     settings: tuple[str, ...],
     profile: str,
+    keep: bool,
 ) -> dict[str, Any]:
     """Time one combination."""
     changed = [f"{key}={value}" for key, value in point.items() if key not in ("cluster", "profile")]
     made = cluster_of(trace, path, point.get("cluster", cluster), link, (*settings, *changed))
-    timeline = time_trace(trace, made, point.get("profile", profile), detail="spans")
+    profile = point.get("profile", profile)
+    fitting, note = fit(trace, path, made, profile, keep)
+    timeline = time_trace(fitting, made, profile, detail="spans")
     return {
         "settings": dict(point),
         "cluster": made.name,
         "sha256": made.sha256,
         "end_s": timeline.end_s,
         "step": timeline.step,
+        "note": note,
     }
 
 
@@ -140,5 +149,8 @@ def _text(found: Mapping[str, Any], pictures: Sequence[str], folder: Any) -> str
 
     rows = found["rows"]
     text = render(sweep_table(rows, f"{found['trace']} on {len(rows)} clusters: an average step"), width=160)
+    noted = sum(bool(row["note"]) for row in rows)
+    if noted:
+        text += f"\non {noted} of {len(rows)} clusters the program decides otherwise; --json tells what\n"
     files = [*([str(folder / "sweep.json")] if folder is not None else []), *pictures]
     return text + (f"\nwritten: {', '.join(files)}" if files else "")
