@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from emu.timeline.links import busy_intervals
 from emu.timeline.meetings import Meetings
 from emu.timeline.tiling import (
     CAUSES,
@@ -117,9 +118,8 @@ def account(
         pieces = _mark(pieces, paused, blocked, Cause.STALL)
     spent = spend(pieces, steps)
     if len(pipelines):
-        piped = np.zeros(len(steps.start_s), dtype=bool)
-        for start, end in pipelines:
-            piped |= (start < steps.end_s) & (end > steps.start_s)
+        last_begun = np.searchsorted(pipelines[:, 0], steps.end_s, side="left") - 1
+        piped = (last_begun >= 0) & (pipelines[last_begun, 1] > steps.start_s)
         spent[piped, Cause.BUBBLE] += spent[piped, Cause.IDLE]
         spent[piped, Cause.IDLE] = 0.0
     return spent
@@ -166,8 +166,11 @@ def stream_tiling(
     middles[meeting] = np.clip(met.met_s[meeting], starts[meeting], ends[meeting])
     first[meeting] = Cause.STRAGGLER
     second[meeting] = Cause.EXPOSED + met.link_class[meeting]
-    for begin, end in pipelines:
-        first[(op == Op.WAIT) & (starts >= begin) & (ends <= end)] = Cause.BUBBLE
+    if len(pipelines):
+        waits = np.flatnonzero(op == Op.WAIT)
+        within = np.searchsorted(pipelines[:, 0], starts[waits], side="right") - 1
+        piped = (within >= 0) & (ends[waits] <= pipelines[within, 1])
+        first[waits[piped]] = Cause.BUBBLE
     awaits = op == Op.AWAIT
     if awaits.any():
         second[awaits] = follow(_awaited_streams(view, spans["row"][awaits]))
@@ -204,11 +207,12 @@ def _gaps_follow(default: Tiling, others: Mapping[int, Tiling]) -> np.ndarray:
 
 
 def _pipelines(view: RankView, labels: np.ndarray | None) -> np.ndarray:
-    """Return the intervals of the rank's pipeline spans."""
+    """Return the intervals (start_s, end_s) of the rank's pipeline spans, sorted and disjoint."""
     if labels is None or not len(labels):
         return np.empty((0, 2))
     spans = view.spans[(view.spans["op"] == Op.BEGIN) & np.isin(view.spans["label"], labels)]
-    return np.unique(np.stack([spans["start_s"], spans["end_s"]], axis=1), axis=0)
+    spans = spans[np.argsort(spans["start_s"], kind="stable")]
+    return np.stack(busy_intervals(spans["start_s"], spans["end_s"]), axis=1)
 
 
 def _mark(pieces: Pieces, intervals: np.ndarray, where: np.ndarray, cause: int) -> Pieces:
