@@ -9,6 +9,7 @@ from emu.collectives import TABLE, all_reduce, find
 from emu.collectives.choose import choose, predicted_s
 from emu.collectives.network import network_of
 from emu.comm import run_local
+from emu.errors import ConfigError
 
 UNKNOWN = network_of(None, range(8))
 
@@ -62,6 +63,26 @@ def test_hierarchical_takes_the_nodes_of_the_cluster():
         return float(x[3])
 
     assert emu.run(main, cluster="dgx-a100:2", ranks=12).results == [66.0] * 12
+
+
+def test_a_switch_that_reduces_beats_the_link():
+    def main(gpu):
+        x = gpu.full(1 << 20, gpu.rank, purpose="gradients")
+        find("all_reduce", "in_switch")(gpu.comm, x)
+        return float(x[-1])
+
+    run = emu.run(main, cluster="dgx-h100", ranks=8)
+    assert run.results == [28.0] * 8
+    network = network_of(load_cluster("dgx-h100", {}, 8), range(8))
+    assert network.reduces and choose("all_reduce", 8, 1 << 28, network) == "in_switch"
+    time_s = TABLE["all_reduce"]["in_switch"].time_s(8, 1e9, 0, network.inside.alone_bytes_per_s)
+    assert 1e9 / time_s * 7 / 4 > 1.5 * network.inside.alone_bytes_per_s
+
+
+@pytest.mark.parametrize("cluster, ranks", [("dgx-a100", 8), ("dgx-h100:2", 16)])
+def test_without_a_switch_that_reduces_between_all_ranks_there_is_an_error(cluster, ranks):
+    with pytest.raises(ConfigError, match="a switch that reduces between all"):
+        emu.run(lambda gpu: find("all_reduce", "in_switch")(gpu.comm, gpu.zeros(4)), cluster=cluster, ranks=ranks)
 
 
 @pytest.mark.parametrize("collective", TABLE)

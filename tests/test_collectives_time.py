@@ -11,7 +11,7 @@ from emu.verify.contract import CONTRACTS
 ALPHA_S, BANDWIDTH = 5e-6, 12e9
 CHUNK = 107520  # bytes; a multiple of every number of ranks and segments below
 EXACT_AT_ANY_P = [
-    ("all_reduce", a) for a in ("naive", "parameter_server", "direct", "ring", "segmented_ring")
+    ("all_reduce", a) for a in ("naive", "parameter_server", "direct", "ring", "segmented_ring", "in_switch")
 ] + [("broadcast", "linear"), ("broadcast", "chain"), ("reduce", "linear"), ("reduce", "scatter_gather"),
      ("reduce", "chain"), ("all_gather", "ring"), ("all_gather", "linear"), ("all_gather", "bruck"),
      ("reduce_scatter", "ring"), ("reduce_scatter", "pairwise"), ("reduce_scatter", "bruck"),

@@ -40,6 +40,8 @@ def predicted_s(collective: str, algorithm: str, p: int, nbytes: int, network: N
         sizes = network.node_sizes
         ways = (inside.alpha_s, inside.shared_bytes_per_s), (between.alpha_s, between.shared_bytes_per_s)
         return two_level_time_s(len(sizes), min(sizes), nbytes, *ways, gamma)
+    if algorithm == "in_switch" and not network.reduces:
+        return float("inf")
     bandwidth = between.alone_bytes_per_s if algorithm in NEIGHBOURLY else between.shared_bytes_per_s
     if algorithm in NEIGHBOURLY and network.levels == 2:
         bandwidth = min(bandwidth, inside.shared_bytes_per_s)

@@ -27,6 +27,7 @@ class Network:
     between: Level
     gamma_s_per_byte: float = 0.0
     overhead_s: float = 1e-6  # of a rank, for each message that it sends and receives
+    reduces: bool = False  # a switch between all ranks adds
 
     @property
     def levels(self) -> int:
@@ -75,7 +76,21 @@ def _network(sha256: str, group: tuple[int, ...], held: _Held) -> Network:
     either = between or inside or _UNKNOWN
     transport = cluster.transport(cluster.route(group[0], group[-1]).transport)
     overhead_s = transport.send_overhead_s + transport.receive_overhead_s
-    return Network(tuple(len(node) for node in members), inside or either, either, gamma, overhead_s)
+    sizes = tuple(len(node) for node in members)
+    return Network(sizes, inside or either, either, gamma, overhead_s, reduces_in_switch(cluster, group))
+
+
+def reduces_in_switch(cluster: Any, group: Sequence[int]) -> bool:
+    """Tell whether all these world ranks hang on one switch that adds."""
+    nodes = {cluster.node_of(rank) for rank in group}
+    if len(nodes) != 1:
+        return False
+    place = nodes.pop()
+    for spec, count in cluster.spec.groups:
+        if place < count:
+            return bool(spec.scaleup.reduces)
+        place -= count
+    return False
 
 
 def _level(cluster: Any, pairs: Sequence[tuple[int, int]]) -> Level:

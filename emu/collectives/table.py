@@ -32,6 +32,7 @@ from emu.collectives.all_reduce_halving import (
 )
 from emu.collectives.all_reduce_hierarchical import hierarchical_all_reduce
 from emu.collectives.all_reduce_ring import SEGMENT_BYTES, ring_all_reduce, segmented_ring_all_reduce
+from emu.collectives.all_reduce_switch import in_switch_all_reduce
 from emu.collectives.all_reduce_tree import SEGMENT_BYTES as TREE_SEGMENT_BYTES
 from emu.collectives.all_reduce_tree import double_tree_all_reduce, tree_all_reduce
 from emu.collectives.all_to_all import (
@@ -164,6 +165,12 @@ ALL_REDUCE = {
         f.folded(lambda q: 2 * f.log_down(q), lambda q: 2 * _part(q), _part, lambda p: 2.5, lambda p: 1),
         f.exchange_messages(2),
         f.volume(_twice),
+    ),
+    "in_switch": Algorithm(
+        in_switch_all_reduce,
+        f.time_of(lambda p: 2, lambda p: 1 + 1 / p),
+        f.fixed(lambda p: 2 * p if p > 1 else 0),
+        lambda p, n, itemsize=1, **_: p * (n + _first_chunk(p, n, itemsize)) if p > 1 else 0,
     ),
     "hierarchical": Algorithm(
         hierarchical_all_reduce,

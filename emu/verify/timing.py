@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from emu.cluster import Cluster
+from emu.collectives.network import reduces_in_switch
 from emu.collectives.table import TABLE
 from emu.comm import run_dry, run_local
 from emu.comm.communicator import Comm
@@ -40,8 +41,10 @@ def time_beside_best(submission: Submission, cluster: Cluster, p: int, nbytes: i
         contract.call(submission.function, comm, x, out, 0, "sum", submission.options)
 
     mine = _time_s(run_local(main, p)[1], cluster, profile)
-    names = TABLE[submission.collective]
-    known = {name: known_time_s(submission.collective, name, cluster, p, n, profile) for name in names}
+    known = {}
+    for name in TABLE[submission.collective]:
+        if name != "in_switch" or reduces_in_switch(cluster, range(p)):
+            known[name] = known_time_s(submission.collective, name, cluster, p, n, profile)
     best = min(known, key=lambda name: known[name])
     return Timed(p, contract.total_size(p, n) * 4, mine, best, known[best])
 
