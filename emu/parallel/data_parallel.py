@@ -116,9 +116,10 @@ class DataParallel:
     def _rebuild(self) -> None:
         """Assign buckets anew, by rank 0's order; state moves along. Nothing is done where nothing changes."""
         places = {parameter: i for i, parameter in enumerate(self.model.trainable())}
-        told = self.comm.wire.exchange([places[p] for p in self.buckets.order] if self.comm.rank == 0 else None)
+        mine = [places[p] for p in self.buckets.order]
+        told = mine if self.gpu.dry else self.comm.wire.exchange(mine if self.comm.rank == 0 else None)[0]
         by_place = list(places)
-        order = [by_place[i] for i in told[0]]
+        order = [by_place[i] for i in told]
         order += [p for p in reversed(by_place) if p not in set(order)]  # unused so far
         new = assign(order[::-1], *self._sizes)
         if same_groups(self.buckets.all, new):

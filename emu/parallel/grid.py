@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from emu.nn.parameter import Parameter
+from emu.parallel.two_levels import TwoLevels, two_levels
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,15 @@ class Grid:
     data: Any
     pipeline: Any
     tensor: Any
+    levels: TwoLevels | None = None  # of `data`, where its collectives go in two levels
+
+    @property
+    def comms(self) -> list[Any]:
+        """Every communicator, the one of all ranks first."""
+        levels = self.levels
+        found = [self.world, self.data, self.pipeline, self.tensor]
+        found += [levels.comm, levels.node, levels.rail] if levels else []
+        return [comm for i, comm in enumerate(found) if comm is not None and comm not in found[:i]]
 
     @property
     def stage(self) -> int:
@@ -51,14 +61,14 @@ class Grid:
         return parameter.cut is not None or self.part == 0
 
 
-def make_grid(comm: Any, tp: int, pp: int) -> Grid:
-    """Place this rank. Collective; `tp × pp` divides the ranks."""
+def make_grid(comm: Any, tp: int, pp: int, hierarchical: bool = False) -> Grid:
+    """Place this rank. Collective; `tp × pp` divides the ranks. `hierarchical` collectives have two levels."""
     if tp == pp == 1:
-        return Grid(comm, comm, None, None)
+        return Grid(comm, comm, None, None, two_levels(comm, comm) if hierarchical else None)
     dp = comm.size // (tp * pp)
     rest, part = divmod(comm.rank, tp)
     stage, replica = divmod(rest, dp)
     tensor = comm.split(stage * dp + replica, part) if tp > 1 else None
     data = comm.split(stage * tp + part, replica)
     pipeline = comm.split(replica * tp + part, stage) if pp > 1 else None
-    return Grid(comm, data, pipeline, tensor)
+    return Grid(comm, data, pipeline, tensor, two_levels(comm, data, stage * tp + part) if hierarchical else None)

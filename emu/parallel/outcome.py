@@ -36,14 +36,8 @@ class Outcome:
 
 def tell(trainer: Trainer) -> Outcome:
     """Bring together what came out. Collective."""
-    gpu, strategy, grid = trainer.gpu, trainer.strategy, trainer.grid
-    memory = {
-        "peak_bytes": gpu.memory.peak_bytes,
-        "at_peak": dict(gpu.memory.at_peak),
-        "peak": dict(gpu.memory.peak),
-        "live": {purpose: n for purpose, n in gpu.memory.live.items() if n},
-    }
-    update = getattr(strategy, "update", None)
+    gpu, grid = trainer.gpu, trainer.grid
+    memory = _memory(gpu)
     with whole(trainer):
         fingerprint = "" if gpu.dry else _fingerprint(trainer)
         accuracy = _accuracy(trainer) if not gpu.dry and gpu.rank == 0 and len(grid.across) == 0 else None
@@ -51,6 +45,32 @@ def tell(trainer: Trainer) -> Outcome:
     told = gpu.comm.wire.exchange((mine, (grid.stage, grid.part, fingerprint)))
     losses = [] if gpu.dry else [float(sum(step)) for step in zip(*(losses for losses, _ in told), strict=True)]
     replicas = {each[:2] for _, each in told}
+    equal = len({each for _, each in told}) == len(replicas)
+    return _outcome(trainer, memory, losses, accuracy, fingerprint, equal)
+
+
+def tell_alone(trainer: Trainer) -> Outcome:
+    """Tell what one rank of a dry run knows, without asking the others."""
+    return _outcome(trainer, _memory(trainer.gpu), [], None, "", True)
+
+
+def _memory(gpu: Any) -> dict[str, Any]:
+    memory = gpu.memory
+    return {
+        "peak_bytes": memory.peak_bytes,
+        "at_peak": dict(memory.at_peak),
+        "peak": dict(memory.peak),
+        "live": {purpose: n for purpose, n in memory.live.items() if n},
+        "capacity_bytes": memory.capacity_bytes,
+    }
+
+
+def _outcome(
+    trainer: Trainer, memory: dict[str, Any], losses: list[float], accuracy: float | None, fingerprint: str,
+    equal: bool,
+) -> Outcome:  # fmt: skip
+    strategy = trainer.strategy
+    update = getattr(strategy, "update", None)
     return Outcome(
         losses=losses,
         accuracy=accuracy,
@@ -60,7 +80,7 @@ def tell(trainer: Trainer) -> Outcome:
         ],
         parameters=trainer.parameters,
         fingerprint=fingerprint,
-        replicas_equal=len({each for _, each in told}) == len(replicas),
+        replicas_equal=equal,
         memory=memory,
         notes=list(strategy.notes),
         skipped=update.skipped if update else 0,

@@ -102,6 +102,11 @@ class Sharded:
             chunk.bind_weights(None)
             del whole, mine
 
+    def expect(self, places: Sequence[int]) -> None:
+        """Know a step's order before the first one."""
+        self.order.expected = list(places)
+        self._learn()
+
     def begin(self) -> None:
         """Begin a step."""
         self.order.begin()
@@ -140,8 +145,11 @@ class Sharded:
             self._free(chunk)
         self._early.clear()
         if self.order.end():
-            sizes = {i: sum(c.padded for c in chunks) for i, chunks in enumerate(self.of_layer)}
-            self._kept = kept_after_use(self.order.expected, sizes, self.settings.max_reuse_distance)
+            self._learn()
+
+    def _learn(self) -> None:
+        sizes = {i: sum(c.padded for c in chunks) for i, chunks in enumerate(self.of_layer)}
+        self._kept = kept_after_use(self.order.expected, sizes, self.settings.max_reuse_distance)
 
     def _look_ahead(self) -> None:
         """Gather what comes next, until as much as the limit is under way or there."""

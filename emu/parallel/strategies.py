@@ -67,10 +67,13 @@ def make_strategy(gpu: Gpu, model: Model, rule: Rule, plan: Plan, grid: Grid) ->
             gpu, model, rule, find("all_reduce", plan.algorithm), find("broadcast", "binomial"), plan.seed,
             deterministic=plan.deterministic, hook=hook, **common,
         )  # fmt: skip
-    return Zero(
-        gpu, model, rule, find("reduce_scatter", "ring"), find("all_gather", "ring"), int(plan.strategy[-1]),
-        plan.seed, settings=plan.stage3, **common,
-    )  # fmt: skip
+    levels = grid.levels
+    scatter = levels.reduce_scatter if levels else find("reduce_scatter", "ring")
+    gather = levels.all_gather if levels else find("all_gather", "ring")
+    common["comm"] = levels.comm if levels else grid.data
+    made = Zero(gpu, model, rule, scatter, gather, int(plan.strategy[-1]), plan.seed, settings=plan.stage3, **common)
+    made.worker = grid.data.rank
+    return made
 
 
 def _loss_scale(plan: Plan) -> LossScale | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from emu.nn.describe import Meter
 from emu.nn.split import Split
 
 
@@ -17,8 +18,9 @@ def split_over(comm: Any, all_reduce: Callable[..., Any]) -> Split | None:
     if comm is None:
         return None
 
-    def reduce(_: Any, x: Any, op: str) -> None:
-        all_reduce(comm, x, op)
+    def reduce(gpu: Any, x: Any, op: str) -> None:
+        if not isinstance(gpu, Meter):  # which only counts
+            all_reduce(comm, x, op)
 
     return Split(comm.rank, comm.size, reduce, vocabulary=True)
 

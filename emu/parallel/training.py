@@ -16,12 +16,13 @@ from emu.nn import data
 from emu.nn.loss import SoftmaxCrossEntropy
 from emu.nn.model import Model
 from emu.nn.split_loss import SplitCrossEntropy
+from emu.parallel.alike import run_alike
 from emu.parallel.feed import DryFeed, Feed
 from emu.parallel.grid import Grid, make_grid
-from emu.parallel.outcome import Outcome, tell
+from emu.parallel.outcome import Outcome, tell, tell_alone
 from emu.parallel.pipeline import BACKWARD, FORWARD, Channel, cut, passes
 from emu.parallel.plan import STRATEGIES, Plan, check
-from emu.parallel.shapes import output_of
+from emu.parallel.shapes import order_of_layers, output_of
 from emu.parallel.strategies import Strategy, make_strategy
 from emu.parallel.tasks import TASKS, Build, find_task
 from emu.parallel.tensor import split_over
@@ -31,6 +32,8 @@ __all__ = ["STRATEGIES", "TASKS", "Outcome", "Plan", "Trainer", "check", "train"
 
 def train(gpu: Gpu, plan: Plan, progress: Callable[[int, float], None] | None = None) -> Outcome:
     """Train on this rank; `progress(step, loss of this rank's part)` is called after each step."""
+    if gpu.dry and plan.model not in TASKS:
+        return _train_alike(gpu, plan, progress)
     trainer = Trainer(gpu, plan)
     for index in range(plan.steps):
         loss = trainer.step(index)
@@ -39,12 +42,36 @@ def train(gpu: Gpu, plan: Plan, progress: Callable[[int, float], None] | None = 
     return tell(trainer)
 
 
+def _train_alike(gpu: Gpu, plan: Plan, progress: Callable[[int, float], None] | None) -> Outcome:
+    """Train without bytes: one rank of each kind for all of its kind."""
+    grid = make_grid_of(gpu, plan)
+    replica, replicas = grid.data.rank, grid.data.size
+    rows = data.share(plan.batch, replica, replicas)
+    kind = grid.stage, grid.part, rows.stop - rows.start, replica == 0 and plan.strategy in ("ddp", "ps")
+
+    def program() -> Outcome:
+        trainer = Trainer(gpu, plan, grid)
+        for index in range(plan.steps):
+            trainer.step(index)
+            if progress is not None and gpu.rank == 0:
+                progress(index, float("nan"))
+        return tell_alone(trainer)
+
+    return run_alike(grid.comms, kind, program)
+
+
+def make_grid_of(gpu: Gpu, plan: Plan) -> Grid:
+    """Place this rank in the plan's grid. Collective."""
+    hierarchical = plan.strategy.startswith("zero") and plan.algorithm == "hierarchical"
+    return make_grid(gpu.comm, plan.tp, plan.pp, hierarchical)
+
+
 class Trainer:
     """One rank's part of a training run."""
 
-    def __init__(self, gpu: Gpu, plan: Plan) -> None:
+    def __init__(self, gpu: Gpu, plan: Plan, grid: Grid | None = None) -> None:
         self.gpu, self.plan = gpu, plan
-        self.grid = make_grid(gpu.comm, plan.tp, plan.pp)
+        self.grid = grid or make_grid_of(gpu, plan)
         self.task = find_task(plan.model, gpu.dry).with_length(plan.length)
         self.dataset = self.task.load(plan.storage) if self.task.load else None
         self.whole_layers: list[Any] = []
@@ -52,7 +79,9 @@ class Trainer:
         self.model, self.begins = self._model()
         self.strategy = make_strategy(gpu, self.model, self.task.rule, plan, self.grid)
         self.feed = self._feed()
-        split = split_over(self.grid.tensor, find("all_reduce", plan.algorithm))
+        if self.dataset is None and hasattr(self.strategy, "sharded") and self.grid.stages == 1:
+            self.strategy.sharded.expect(order_of_layers(plan, self.grid.parts, *self.begins))
+        split = split_over(self.grid.tensor, _inside(plan))
         self.loss: Any = SplitCrossEntropy(self.task.classes(self.dataset), split) if split else SoftmaxCrossEntropy()
         self.total = plan.batch * self.task.rows(self.dataset)
         self.channel = Channel(gpu, self.grid.pipeline, plan.via) if self.grid.pipeline else None
@@ -76,7 +105,7 @@ class Trainer:
         plan, grid = self.plan, self.grid
         if grid.parts > 1 and not self.task.splits:
             raise ConfigError(f"tp: a transformer is expected for {grid.parts} parts, got model {plan.model!r}; use pp")
-        split = split_over(grid.tensor, find("all_reduce", plan.algorithm))
+        split = split_over(grid.tensor, _inside(plan))
         model = self.task.make(self.dataset, Build(plan.storage, plan.math, plan.recompute, split))
         self.parameters = _whole_size(model)
         if grid.stages == 1:
@@ -206,6 +235,11 @@ def _shared(trainer: Trainer) -> set[Any]:
     begin, end = trainer.begins[trainer.grid.stage], trainer.begins[trainer.grid.stage + 1]
     others = trainer.whole_layers[:begin] + trainer.whole_layers[end:]
     return here & {parameter for layer in others for parameter in layer.parameters()}
+
+
+def _inside(plan: Plan) -> Callable[..., Any]:
+    """Return the all-reduce within a layer, whose ranks share a node."""
+    return find("all_reduce", "ring" if plan.algorithm == "hierarchical" else plan.algorithm)
 
 
 def _whole_size(model: Model) -> int:
