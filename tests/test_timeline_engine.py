@@ -66,7 +66,9 @@ def test_the_bubble_of_a_pipeline_is_its_closed_form(stages, microbatches):
 def test_the_critical_path_of_a_pipeline_goes_through_all_stages():
     path = timed(pipeline(1), 4).critical_path
     assert [(s.rank, s.kind) for s in path if s.kind == "kernel"] == [(r, "kernel") for r in range(4)]
-    assert [s.because for s in path if s.kind == "communication"] == [f"rank {r} came last" for r in range(3)]
+    messages = [s for s in path if s.kind == "communication"]
+    assert [s.because for s in messages] == [f"rank {r} came last" for r in range(3)]
+    assert {s.label for s in messages} == {"pipeline forward"}
 
 
 def test_a_slow_gpu_makes_the_others_wait_for_as_long_as_it_is_behind():

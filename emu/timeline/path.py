@@ -10,7 +10,7 @@ from emu.timeline.meetings import Meetings
 from emu.timeline.routes import Ways
 from emu.timeline.tiling import LINK_CLASSES
 from emu.timeline.views import RankView
-from emu.trace import Op
+from emu.trace import STEP, Op
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ class Walker:
         self._labels, self._link_names = labels, link_names
         self._ends: dict[tuple[int, int], np.ndarray] = {}
         self._records: dict[int, np.ndarray] = {}
+        self._spans: dict[tuple[int, int], tuple[np.ndarray, list[int], list[int]]] = {}
 
     def walk(self) -> list[Stretch]:
         """Return the critical path, in order of time."""
@@ -205,9 +206,33 @@ class Walker:
 
     def _label(self, span: np.void) -> str:
         label = int(span["label"])
-        if 0 <= label < len(self._labels):
-            return self._labels[label]
-        return Op(int(span["op"])).name.lower()
+        if span["op"] == Op.WAIT:
+            label = self._around(int(span["rank"]), int(span["stream"]), int(span["row"]))
+        return self._labels[label] if 0 <= label < len(self._labels) else "message"
+
+    def _around(self, rank: int, stream: int, row: int) -> int:
+        """Return the label of the innermost span around a row, but for that of the step; -1 without one."""
+        if (rank, stream) not in self._spans:
+            self._spans[rank, stream] = self._nesting(rank, stream)
+        spans, ends, parents = self._spans[rank, stream]
+        at = int(np.searchsorted(spans["row"], row)) - 1
+        while at >= 0 and ends[at] < row:
+            at = parents[at]
+        return int(spans["label"][at]) if at >= 0 else -1
+
+    def _nesting(self, rank: int, stream: int) -> tuple[np.ndarray, list[int], list[int]]:
+        """Return the spans of a stream but for steps, the row where each ends, and the span around each."""
+        view = self._views[rank]
+        mine = (view.spans["op"] == Op.BEGIN) & (view.spans["stream"] == stream)
+        spans = view.spans[mine & (view.spans["flag"] & STEP == 0)]
+        rows, ends = spans["row"].tolist(), view.end_rows[spans["row"]].tolist()
+        parents, around = [], [-1]
+        for at, row in enumerate(rows):
+            while around[-1] >= 0 and ends[around[-1]] < row:
+                around.pop()
+            parents.append(around[-1])
+            around.append(at)
+        return spans, ends, parents
 
 
 def summarize(path: list[Stretch]) -> list[dict]:

@@ -60,7 +60,7 @@ class RankView:
             items = np.flatnonzero(op != Op.BEGIN)
             return StreamView(stream, begin + items, op[items] == Op.CALL, spans["row"][items])
         row = spans["row"]
-        end_row = np.where(op == Op.BEGIN, self._end_rows[row], row)
+        end_row = np.where(op == Op.BEGIN, self.end_rows[row], row)
         whole = flat | (op == Op.CALL)
         reach = np.maximum.accumulate(np.where(whole, end_row, -1))
         inside = row <= np.concatenate([[-1], reach[:-1]])
@@ -68,7 +68,8 @@ class RankView:
         return StreamView(stream, begin + items, whole[items], end_row[items])
 
     @cached_property
-    def _end_rows(self) -> np.ndarray:
+    def end_rows(self) -> np.ndarray:
+        """The row of the END of each BEGIN; other rows are their own."""
         return span_ends(self.rows)
 
     @cached_property
