@@ -33,9 +33,7 @@ class RankLog:
     spans: list[tuple] = field(default_factory=list)
     opened: list[tuple] = field(default_factory=list)
 
-    def add(
-        self, op, start=None, end=None, *, stream=0, flag=0, a=0, b=0, c=0, n=0, launch=0.0, label=0, index=-1
-    ):
+    def add(self, op, start=None, end=None, *, stream=0, flag=0, a=0, b=0, c=0, n=0, launch=0.0, label=0, index=-1):
         row = len(self.rows)
         self.rows.append((op, stream, flag, a, b, c, n, 0.0))
         if start is not None:
@@ -71,9 +69,7 @@ class RankLog:
         return self
 
     def kernel(self, start, end, stream=0, launch=0.0, flag=0):
-        return self.add(
-            Op.COMPUTE, start, end, stream=stream, launch=launch, label=KERNEL, b=KERNEL, flag=flag
-        )
+        return self.add(Op.COMPUTE, start, end, stream=stream, launch=launch, label=KERNEL, b=KERNEL, flag=flag)
 
     def copy(self, start, end, stream=0):
         return self.add(Op.COPY, start, end, stream=stream)

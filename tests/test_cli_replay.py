@@ -27,9 +27,7 @@ def train(gpu):
     gradients = gpu.zeros(1_000_000, purpose="gradients")
     for index in range(2):
         with gpu.step(index):
-            gpu.launch(
-                lambda x: None, gradients, cost=Cost(1e9 * (1 + gpu.rank), 0, "float32"), name="forward"
-            )
+            gpu.launch(lambda x: None, gradients, cost=Cost(1e9 * (1 + gpu.rank), 0, "float32"), name="forward")
             ring_all_reduce(gpu.comm, gradients)
 
 
@@ -136,9 +134,7 @@ CHOICE = "all_reduce of 40000000 bytes on 4 ranks"
 
 def test_a_program_that_would_decide_otherwise_is_not_timed_as_it_is(trace, tmp_path):
     decided = changed(trace, tmp_path, decisions={CHOICE: "tree", "loss scale overflows": False})
-    with pytest.raises(
-        TraceError, match=rf"decide otherwise on tcp-10g \({CHOICE}: \w+ instead of tree\); run it"
-    ):
+    with pytest.raises(TraceError, match=rf"decide otherwise on tcp-10g \({CHOICE}: \w+ instead of tree\); run it"):
         call("replay", decided, "--cluster", "tcp-10g")
     kept = call("replay", decided, "--cluster", "tcp-10g", "--keep-decisions")
     assert "instead of tree); timed as recorded" in kept.stderr

@@ -34,9 +34,7 @@ def test_each_kind_is_listed_with_its_sources(kind):
     listed = json.loads(call(kind, "--json"))[kind]
     assert list(listed) == builtin().names(kind)
     assert all(
-        set(figure) == {"text", "source", "from_memory"}
-        for e in listed.values()
-        for figure in e["figures"].values()
+        set(figure) == {"text", "source", "from_memory"} for e in listed.values() for figure in e["figures"].values()
     )
 
 

@@ -47,9 +47,7 @@ def slices(trace):
 
 def test_perfetto_has_a_row_a_gpu_and_stream_and_one_a_busy_link():
     trace = perfetto(training())
-    names = {
-        (e["pid"], e["tid"]): e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"
-    }
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
     processes = {e["pid"]: e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"}
     assert processes == {0: "GPU 0", 1: "GPU 1", 2: "links"}
     assert names == {(0, 0): "default", (0, 1): "comm", (1, 0): "default", (1, 1): "comm", (2, 0): "nvlink"}
@@ -105,9 +103,7 @@ def test_perfetto_is_capped_and_says_what_was_left_out(most, left_out):
 def test_perfetto_shows_the_links_that_carried_most(most, links):
     routes = (SimpleNamespace(links=(0, 1)), SimpleNamespace(links=(0,)))
     flows = [(0, 1, i % 2, 10, 0, RING, t, t, t + 0.5, t + 0.5) for i, t in enumerate((0.0, 1.0, 2.0))]
-    trace = perfetto(
-        timeline(RankLog(0).kernel(0, 3), RankLog(1), flows=flows, routes=routes), most_events=most
-    )
+    trace = perfetto(timeline(RankLog(0).kernel(0, 3), RankLog(1), flows=flows, routes=routes), most_events=most)
     named = {e["tid"]: e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
     assert {named[e["tid"]] for e in slices(trace) if e["cat"] == "link"} == set(links)
     left = "1 of 2 links, those that carried least" if len(links) == 1 else "nothing"

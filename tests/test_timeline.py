@@ -152,9 +152,7 @@ def test_groups_that_share_a_context_number_do_not_wait_for_each_other():
 
 
 def test_stalls_are_taken_out_of_exposed_communication():
-    stalls = np.array(
-        [(0, 3.0, 5.0), (0, 4.0, 6.0)], dtype=[("rank", "i4"), ("start_s", "f8"), ("end_s", "f8")]
-    )
+    stalls = np.array([(0, 3.0, 5.0), (0, 4.0, 6.0)], dtype=[("rank", "i4"), ("start_s", "f8"), ("end_s", "f8")])
     found = timeline(RankLog(0).kernel(0, 4).call(4, 9), RankLog(1).kernel(0, 4).call(4, 9), stalls=stalls)
     spent(found.step_of(0), compute=4.0, stall=2.0, exposed_communication=3.0)
     spent(found.step_of(1), compute=4.0, exposed_communication=5.0)
@@ -169,16 +167,7 @@ def test_a_step_ends_with_its_last_rank_and_the_next_starts_there():
 
 
 def test_time_between_steps_is_in_no_step():
-    log = (
-        RankLog(0)
-        .begin(1, index=0)
-        .kernel(1, 2)
-        .end(2)
-        .kernel(2, 10)
-        .begin(10, index=1)
-        .kernel(10, 11)
-        .end(11)
-    )
+    log = RankLog(0).begin(1, index=0).kernel(1, 2).end(2).kernel(2, 10).begin(10, index=1).kernel(10, 11).end(11)
     found = timeline(log)
     assert [s["time_s"] for s in found.steps()] == [1.0, 1.0]
     spent(found.step, compute=1.0)

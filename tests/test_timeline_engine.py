@@ -51,9 +51,7 @@ def pipeline(microbatches):
 def test_the_bubble_of_a_pipeline_is_its_closed_form(stages, microbatches):
     found = timed(pipeline(microbatches), stages)
     hop_s = 5e-6 + 4 / 1e9
-    assert found.step["time_s"] == pytest.approx(
-        1e-3 * (microbatches + stages - 1) + (stages - 1) * hop_s, rel=1e-9
-    )
+    assert found.step["time_s"] == pytest.approx(1e-3 * (microbatches + stages - 1) + (stages - 1) * hop_s, rel=1e-9)
     for rank in range(stages):
         step = found.step_of(rank)
         assert step["compute_s"] == pytest.approx(1e-3 * microbatches, rel=1e-9)
@@ -182,8 +180,6 @@ def test_spans_alone_give_the_same_accounting_as_spans_and_flows():
             ring_all_reduce(gpu.comm, gpu.zeros(1000))
 
     trace, cluster = run(program, LINK, 3, way="local").trace, load_cluster(LINK, gpus=3)
-    with_flows, without = (
-        Timeline(resolve(trace, cluster, detail=d), trace, cluster) for d in ("flows", "spans")
-    )
+    with_flows, without = (Timeline(resolve(trace, cluster, detail=d), trace, cluster) for d in ("flows", "spans"))
     assert with_flows.steps() == without.steps()
     assert with_flows.link_use()[0].bytes == without.link_use()[0].bytes

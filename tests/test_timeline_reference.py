@@ -34,9 +34,7 @@ class Reference:
             for span in spans:
                 if span["op"] == Op.CALL:
                     key = rank, stream, int(span["context"])
-                    self.calls[stream, int(span["context"]), counts[key]].append(
-                        (float(span["start_s"]), rank)
-                    )
+                    self.calls[stream, int(span["context"]), counts[key]].append((float(span["start_s"]), rank))
                     counts[key] += 1
         self.arrival = {}
         for (stream, context, number), came in self.calls.items():
@@ -63,9 +61,7 @@ class Reference:
         first = max((int(s["row"]) for s in spans if s["row"] < after["row"]), default=-1)
         between = range(first + 1, int(after["row"]))
         synced = max((i for i in between if rows["op"][i] == Op.SYNC), default=first)
-        sends = [
-            i for i in between if i > synced and rows["op"][i] == Op.SEND and rows["stream"][i] == stream
-        ]
+        sends = [i for i in between if i > synced and rows["op"][i] == Op.SEND and rows["stream"][i] == stream]
         return self._posted(rank, sends[0]) if sends else np.inf
 
     def _of_span(self, rank, stream, span, time):
@@ -88,9 +84,7 @@ class Reference:
         return self.cause(rank, best[1], time) if best is not None and best[0] > time else "idle_s"
 
     def _call_met(self, rank, stream, span):
-        before = [
-            s for s in self.rows[rank, stream] if s["op"] == Op.CALL and s["context"] == span["context"]
-        ]
+        before = [s for s in self.rows[rank, stream] if s["op"] == Op.CALL and s["context"] == span["context"]]
         number = [int(s["row"]) for s in before].index(int(span["row"]))
         return self.arrival[rank, stream, int(span["context"]), number]
 

@@ -51,9 +51,7 @@ def fit(trace: Trace, path: str, cluster: Cluster, profile: str, keep: bool) -> 
         return trace, f"{note}; timed as recorded"
     again = record_again(trace, cluster, profile)
     if again is None:
-        raise TraceError(
-            f"{path}: {note}; run it again with --cluster {cluster.name}, or pass --keep-decisions"
-        )
+        raise TraceError(f"{path}: {note}; run it again with --cluster {cluster.name}, or pass --keep-decisions")
     return again, f"{note}; recorded again, dry"
 
 

@@ -27,9 +27,7 @@ PERTURBATION = 1e-9  # of each message's bytes, under --spread
 @click.argument("trace", type=click.Path())
 @cluster_options
 @click.option("--profile", default="ideal", show_default=True, help="Overheads of a communication library.")
-@click.option(
-    "--keep-decisions", is_flag=True, help="Keep what the program decided by looking at its cluster."
-)
+@click.option("--keep-decisions", is_flag=True, help="Keep what the program decided by looking at its cluster.")
 @click.option("--spread", type=click.IntRange(min=2), metavar="N", help="Time it N times, sizes off by 1e-9.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
@@ -76,22 +74,16 @@ def _detail(trace: Trace) -> str:
     count = message_count(trace)
     if count <= MOST_FLOWS:
         return "flows"
-    click.echo(
-        f"note: {count} messages are too many to log each; links are shown by their totals alone", err=True
-    )
+    click.echo(f"note: {count} messages are too many to log each; links are shown by their totals alone", err=True)
     return "spans"
 
 
-def cluster_of(
-    trace: Trace, path: str, cluster: str | None, link: str | None, settings: tuple[str, ...]
-) -> Cluster:
+def cluster_of(trace: Trace, path: str, cluster: str | None, link: str | None, settings: tuple[str, ...]) -> Cluster:
     """Return the cluster that a trace is to be timed on. Raise TraceError for a trace that is bound to another."""
     recorded = trace.header.get("cluster")
     if cluster is None and link is None:
         if recorded is None:
-            raise ConfigError(
-                f"{path}: does not say which cluster it was recorded on; name one with --cluster"
-            )
+            raise ConfigError(f"{path}: does not say which cluster it was recorded on; name one with --cluster")
         cluster = str(recorded)
     made = make_cluster(cluster, link, settings, trace.world_size)
     order = trace.header.get("marks", {}).get("order")

@@ -36,9 +36,7 @@ _LISTED = {
 @click.argument("what", required=False, metavar="[gpus|links|clusters|models|...|NAME|FILE.toml]")
 @cluster_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def show(
-    what: str | None, cluster: str | None, link: str | None, settings: tuple[str, ...], as_json: bool
-) -> None:
+def show(what: str | None, cluster: str | None, link: str | None, settings: tuple[str, ...], as_json: bool) -> None:
     """Show the catalogue: a kind of thing, or one thing by NAME with the source of each figure.
 
     A cluster is drawn too: NAME:N with N nodes, a file of your own, or --link's. Settings change it.
@@ -154,9 +152,7 @@ def _cluster(
     if link is None:
         kinds = [kind for kind in catalog.tables if base in catalog.known(kind)]
         parts += [_figures(catalog, catalog.entry(kind, base)) for kind in kinds]
-    parts.append(
-        f"every figure with its source: {', '.join(f'emu show {part}' for part in _parts_of(catalog, made))}"
-    )
+    parts.append(f"every figure with its source: {', '.join(f'emu show {part}' for part in _parts_of(catalog, made))}")
     return found, "\n".join(parts)
 
 

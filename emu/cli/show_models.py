@@ -26,9 +26,7 @@ def model_list() -> tuple[dict[str, Any], str]:
 
     shapes = [find(name) for name in known()]
     found = {shape.name: _plain(shape) for shape in shapes}
-    rows = [
-        [shape.name, shape.family, _count(found[shape.name]["parameters"]), _about(shape)] for shape in shapes
-    ]
+    rows = [[shape.name, shape.family, _count(found[shape.name]["parameters"]), _about(shape)] for shape in shapes]
     table = grid(None, ["models", "family", "parameters", "sizes"], rows, notes=True)
     keys = dict.fromkeys(shape.source for shape in shapes)
     sources = "".join(f"  {key}: {source(key)}\n" for key in keys)

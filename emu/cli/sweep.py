@@ -29,9 +29,7 @@ _NUMBER = r"[+-]?[0-9.][0-9._eE+-]*"
 @click.argument("axes", nargs=-1, required=True, metavar="KEY=VALUE,VALUE,...")
 @cluster_options
 @click.option("--profile", default="ideal", show_default=True, help="Overheads of a communication library.")
-@click.option(
-    "--keep-decisions", is_flag=True, help="Keep what the program decided by looking at its cluster."
-)
+@click.option("--keep-decisions", is_flag=True, help="Keep what the program decided by looking at its cluster.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--plot", metavar="FILE", help="Draw the sweep: .png, .svg or .pdf.")
 @click.option("--output", metavar="DIR", help="Write sweep.json, sweep.png and sweep.svg.")
@@ -89,9 +87,7 @@ def combinations(axes: Sequence[str]) -> list[dict[str, str]]:
     if len(parsed) < len(axes):
         keys = [_axis(text)[0] for text in axes]
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise ConfigError(
-            f"sweep: each key once is expected, got {twice!r} twice; list its values after one {twice}="
-        )
+        raise ConfigError(f"sweep: each key once is expected, got {twice!r} twice; list its values after one {twice}=")
     return [dict(zip(parsed, values, strict=True)) for values in itertools.product(*parsed.values())]
 
 
@@ -99,9 +95,7 @@ def _axis(text: str) -> tuple[str, list[str]]:
     key, equals, listed = text.partition("=")
     values = [value.strip() for value in listed.split(";" if ";" in listed else ",")]
     if not equals or not key.strip() or not all(values):
-        raise ConfigError(
-            f"sweep: KEY=VALUE,VALUE,... is expected, got {text!r}; such as nic.bandwidth='10,100 Gb/s'"
-        )
+        raise ConfigError(f"sweep: KEY=VALUE,VALUE,... is expected, got {text!r}; such as nic.bandwidth='10,100 Gb/s'")
     unit = re.fullmatch(rf"{_NUMBER}\s*([A-Za-z%].*)", values[-1])
     if unit is not None:
         values = [f"{value} {unit[1]}" if re.fullmatch(_NUMBER, value) else value for value in values]

@@ -44,11 +44,7 @@ def html_page(timeline: Timeline, title: str) -> str:
         _links(timeline),
     ]
     head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
-    return (
-        f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n'
-        + "\n".join(parts)
-        + "\n</body></html>\n"
-    )
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n' + "\n".join(parts) + "\n</body></html>\n"
 
 
 def write_html(timeline: Timeline, path: str | os.PathLike, title: str) -> None:
@@ -83,8 +79,7 @@ def _each_step(timeline: Timeline) -> str:
 def _legend(steps: Sequence[dict]) -> str:
     shown = [(title, key) for title, key in columns(steps) if key != "time_s"]
     keys = (
-        f'<span><i class="key" style="background:{COLOURS[key]}"></i> {escape(title)}</span>'
-        for title, key in shown
+        f'<span><i class="key" style="background:{COLOURS[key]}"></i> {escape(title)}</span>' for title, key in shown
     )
     return f'<p class="legend">{"".join(keys)}</p>'
 

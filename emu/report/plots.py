@@ -23,15 +23,11 @@ def plot_format(path: str | os.PathLike) -> str:
     """Return the format that a file name asks for. Raise ConfigError for one that cannot be drawn."""
     suffix = Path(path).suffix.lower()
     if suffix not in FORMATS:
-        raise ConfigError(
-            f"{path}: a plot's name must end in {', '.join(FORMATS)}, got {suffix or 'no ending'!r}"
-        )
+        raise ConfigError(f"{path}: a plot's name must end in {', '.join(FORMATS)}, got {suffix or 'no ending'!r}")
     return suffix[1:]
 
 
-def write_step_plot(
-    steps: Sequence[tuple[str, Mapping[str, Any]]], path: str | os.PathLike, title: str = ""
-) -> None:
+def write_step_plot(steps: Sequence[tuple[str, Mapping[str, Any]]], path: str | os.PathLike, title: str = "") -> None:
     """Draw steps as bars of their parts, one bar a (name, accounting), and write them to `path`."""
     kind = plot_format(path)
     from matplotlib.figure import Figure

@@ -102,9 +102,7 @@ def path_table(timeline: Timeline, most: int = 12) -> Group:
     notes = [f"waited for: {late}"] if late else []
     if len(causes) > len(rows):
         notes.append(f"{len(causes) - len(rows)} more causes")
-    return grid(
-        "critical path", ["cause", "over", "time", "share", "times", "on rank"], rows, "; ".join(notes)
-    )
+    return grid("critical path", ["cause", "over", "time", "share", "times", "on rank"], rows, "; ".join(notes))
 
 
 def _latest(path: list, most: int) -> list[tuple[int, int]]:

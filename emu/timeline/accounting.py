@@ -125,9 +125,7 @@ def account(
     return spent
 
 
-def default_pieces(
-    view: RankView, meetings: Mapping[int, Meetings], horizon_s: float, pipelines: np.ndarray
-) -> Pieces:
+def default_pieces(view: RankView, meetings: Mapping[int, Meetings], horizon_s: float, pipelines: np.ndarray) -> Pieces:
     """Return what the default stream's time went to, from 0 to the horizon, in any order."""
     tilings = {
         number: stream_tiling(view, stream, meetings[number], horizon_s, pipelines)
@@ -154,9 +152,7 @@ def default_pieces(
     return Pieces(pieces.starts, pieces.ends, np.where(pieces.causes < 0, Cause.IDLE, pieces.causes))
 
 
-def stream_tiling(
-    view: RankView, stream: StreamView, met: Meetings, horizon_s: float, pipelines: np.ndarray
-) -> Tiling:
+def stream_tiling(view: RankView, stream: StreamView, met: Meetings, horizon_s: float, pipelines: np.ndarray) -> Tiling:
     """Return what one stream does from 0 to the horizon."""
     spans = view.spans[stream.items]
     starts, ends, op = spans["start_s"], spans["end_s"], spans["op"]

@@ -64,9 +64,7 @@ def _none(n: int) -> Meetings:
     )
 
 
-def _collectives(
-    views: list[RankView], trace: Trace, ways: Ways, meetings: list[dict[int, Meetings]]
-) -> None:
+def _collectives(views: list[RankView], trace: Trace, ways: Ways, meetings: list[dict[int, Meetings]]) -> None:
     parties = _Parties(trace)
     calls, places = [], []
     for view in views:
@@ -187,9 +185,7 @@ class _Parties:
         self._parent[high] = low
 
 
-def _waits(
-    views: list[RankView], messages: Messages, ways: Ways, meetings: list[dict[int, Meetings]]
-) -> None:
+def _waits(views: list[RankView], messages: Messages, ways: Ways, meetings: list[dict[int, Meetings]]) -> None:
     for view in views:
         for number, stream in view.streams.items():
             op = view.spans["op"][stream.items]
@@ -217,9 +213,7 @@ def _waits(
             mine.way[where] = _minimum(ways, used, first)
 
 
-def _sends(
-    views: list[RankView], messages: Messages, ways: Ways, meetings: list[dict[int, Meetings]]
-) -> None:
+def _sends(views: list[RankView], messages: Messages, ways: Ways, meetings: list[dict[int, Meetings]]) -> None:
     """Tell which holes between items are the overhead of sends; what lies before a SYNC is part of its wait."""
     for view in views:
         mine = messages.of(view.rank)

@@ -133,9 +133,7 @@ class Walker:
             if item >= 0 and self._item_ends(place.rank, stream)[item] > end:
                 best, end = stream, float(self._item_ends(place.rank, stream)[item])
         if end < place.time_s:
-            paused = [
-                (a, b) for a, b in self._views[place.rank].pauses.tolist() if end < b and a < place.time_s
-            ]
+            paused = [(a, b) for a, b in self._views[place.rank].pauses.tolist() if end < b and a < place.time_s]
             if paused and paused[-1][1] >= place.time_s:
                 self._add(place, path, "stall", "pause", max(end, paused[-1][0]))
             else:

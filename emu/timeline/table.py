@@ -25,9 +25,7 @@ DUST = 1e-12  # parts below this share of a step are rounding, not time
 def columns(steps: Sequence[dict]) -> list[tuple[str, str]]:
     """Return the (title, key) of the columns worth showing: a part that nobody has is left out."""
     always = ("time_s", "compute_s", "exposed_communication_s", "straggler_wait_s")
-    return [
-        (title, key) for title, key in COLUMNS if key in always or any(_counts(step, key) for step in steps)
-    ]
+    return [(title, key) for title, key in COLUMNS if key in always or any(_counts(step, key) for step in steps)]
 
 
 def _counts(step: dict, key: str) -> bool:
@@ -58,9 +56,7 @@ def text_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[i]) for row in [titles, *rows]) for i in range(len(titles))]
 
     def line(cells: Sequence[str]) -> str:
-        return "  ".join(
-            c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))
-        )
+        return "  ".join(c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True)))
 
     return "\n".join([line(titles), "  ".join("-" * w for w in widths), *map(line, rows)]).rstrip()
 

@@ -65,8 +65,7 @@ class Timeline:
         """The spans of each rank, by stream."""
         if not len(self.spans) and any(len(rows) for rows in self.trace.ranks) and self.end_s > 0:
             raise TraceError(
-                "timeline: spans are needed for an accounting, got totals only; "
-                "resolve the trace with detail='spans'"
+                "timeline: spans are needed for an accounting, got totals only; resolve the trace with detail='spans'"
             )
         return rank_views(self.trace, self.spans, self.raw.rank_end_s, _pauses(self.cluster))
 
@@ -152,9 +151,7 @@ class Timeline:
         view, horizon = self.views[rank], max(self.end_s, float(self.windows.end_s[-1]))
         starts, ends = [], []
         for number, stream in view.streams.items():
-            tiling = accounting.stream_tiling(
-                view, stream, self.meetings[rank][number], horizon, np.empty((0, 2))
-            )
+            tiling = accounting.stream_tiling(view, stream, self.meetings[rank][number], horizon, np.empty((0, 2)))
             busy = tiling.causes >= Cause.EXPOSED
             starts.append(tiling.starts[busy])
             ends.append(tiling.ends[busy])
@@ -239,6 +236,5 @@ def _pauses(cluster: Any) -> dict[int, np.ndarray]:
     for pause in getattr(getattr(cluster, "faults", None), "pauses", ()):
         declared.setdefault(pause.rank, []).append((pause.at_s, pause.at_s + pause.duration_s))
     return {
-        rank: np.stack(links.busy_intervals(*np.array(sorted(times)).T), axis=1)
-        for rank, times in declared.items()
+        rank: np.stack(links.busy_intervals(*np.array(sorted(times)).T), axis=1) for rank, times in declared.items()
     }

@@ -33,9 +33,7 @@ class StreamView:
 class RankView:
     """One rank's rows and spans, and when its streams reached a row."""
 
-    def __init__(
-        self, rank: int, rows: np.ndarray, spans: np.ndarray, pauses: np.ndarray = NO_PAUSES
-    ) -> None:
+    def __init__(self, rank: int, rows: np.ndarray, spans: np.ndarray, pauses: np.ndarray = NO_PAUSES) -> None:
         self.rank = rank
         self.rows = rows
         self.spans = spans

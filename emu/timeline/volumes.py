@@ -43,8 +43,7 @@ def message_count(trace: Trace) -> int:
     """Return how many messages all ranks send."""
     of_template = np.array([int(np.count_nonzero(t.rows["op"] == Op.SEND)) for t in trace.templates] or [0])
     return sum(
-        int(np.count_nonzero(rows["op"] == Op.SEND))
-        + int(of_template[rows["a"][rows["op"] == Op.CALL]].sum())
+        int(np.count_nonzero(rows["op"] == Op.SEND)) + int(of_template[rows["a"][rows["op"] == Op.CALL]].sum())
         for rows in trace.ranks
     )
 
