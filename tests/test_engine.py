@@ -31,6 +31,7 @@ def test_a_ring_all_reduce_takes_its_closed_form(p, templated):
     raw = resolve(ring_trace(p, n, templated=templated), star(p, 12e9, 3e-6))
     assert raw.end_s == pytest.approx(2 * (p - 1) * (3e-6 + n / p / 12e9), rel=1e-9)
     assert raw.counters["messages"] == 2 * (p - 1) * p
+    assert raw.routes[0] is None
     assert raw.link_bytes.sum() == 2 * 2 * (p - 1) * n
 
 
@@ -281,3 +282,18 @@ def test_many_requests_and_messages_at_once_fit():
               [recv(0, 10, tag=i % 3) for i in range(k)] + [wait(k)], [])
     raw = resolve(t, star(p, 1000.0, 0.0))
     assert raw.end_s == pytest.approx(k * 10 / 1000.0)
+
+
+def test_the_spread_tells_how_much_a_billionth_matters():
+    calm = resolve(ring_trace(4, 4000), star(4), spread=3)
+    assert calm.spread["runs"] == 3
+    assert 0 < calm.spread["relative"] < 1e-8
+    assert resolve(ring_trace(4, 4000), star(4)).spread == {}
+
+
+def test_flows_name_their_route():
+    cluster = star(5)
+    raw = resolve(dense_trace(5, 3), cluster, detail="flows")
+    for flow in raw.flows:
+        assert raw.routes[flow["route"]] == cluster.route(int(flow["src"]), int(flow["dst"])) or (
+            raw.routes[flow["route"]].links == cluster.route(int(flow["src"]), int(flow["dst"])).links)

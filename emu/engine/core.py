@@ -10,6 +10,7 @@ from emu.engine.matching import envelope_arrives
 from emu.engine.memory import counts, entry, inner, lanes, links, messages, reals
 from emu.engine.sharing import refill
 from emu.engine.steps import walk
+from emu.engine.tcp import port_round, window_round
 from emu.engine.transfer import finish_message, make_ready
 
 
@@ -26,6 +27,10 @@ def _happen(s, time, kind, what):
         f = messages(s)[what]
         if f.status & L.FLYING and f.neck == L.OWN_CAP and f.finish == time:
             finish_message(s, what, time)
+    elif kind == L.KIND_ROUND:
+        window_round(s, what, time)
+    elif kind == L.KIND_PORT:
+        port_round(s, what, time)
     elif kind == L.KIND_ENVELOPE:
         if messages(s)[what].envelope == time:
             envelope_arrives(s, what, time)
@@ -81,9 +86,12 @@ def run(s):
             time = min(time, real[L.NEXT_FAULT])
             if time >= real[L.HORIZON]:
                 return L.AT_HORIZON
-            if count[L.HEAP_COUNT] + 2 * count[L.MSG_CAPACITY] + count[L.LINK_COUNT] + (
-                    count[L.LANE_COUNT]) > count[L.HEAP_CAPACITY]:
+            if count[L.HEAP_COUNT] + 3 * count[L.MSG_CAPACITY] + 2 * count[L.LINK_COUNT] + count[L.LANE_COUNT] + (
+                    3 * count[L.TCP_COUNT]) > count[L.HEAP_CAPACITY]:
                 return L.NEED_HEAP
+            if count[L.LOG_FLOWS] and count[L.TCP_COUNT] > 0 and count[L.LINK_COUNT] + 4 * count[L.TCP_COUNT] + max(
+                    count[L.WINDOW_LOG], count[L.QUEUE_LOG]) > count[L.LOG_CAPACITY]:
+                return L.NEED_LOG
             real[L.NOW] = time
             if time == real[L.NEXT_FAULT]:
                 change_links(s)

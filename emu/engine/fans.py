@@ -49,7 +49,7 @@ def _melt(s, a, b):
         return b
     if b < 0:
         return a
-    if msg[b].fill < msg[a].fill or (msg[b].fill == msg[a].fill and b < a):
+    if msg[b].level < msg[a].level or (msg[b].level == msg[a].level and b < a):
         a, b = b, a
     msg[b].heap_next = msg[a].heap_child
     msg[a].heap_child = b
@@ -103,7 +103,7 @@ def form_fan(s, j, now):
     m = link[j].group_head
     while m >= 0:
         f = msg[m]
-        f.fill = f.left - f.rate * (now - f.last)
+        f.level = f.left - f.rate * (now - f.last)
         f.heap_child = f.heap_next = -1
         fan.top = _melt(s, fan.top, m)
         fan.limit = min(fan.limit, _own_limit(s, m))
@@ -118,7 +118,7 @@ def dissolve_fan(s, j, now):
     m = link[j].group_head
     while m >= 0:
         f = msg[m]
-        f.left = max(0.0, f.fill - fan.volume)
+        f.left = max(0.0, f.level - fan.volume)
         f.last, f.rate = now, fan.level
         f.finish = now + f.left / f.rate if f.rate > 0.0 else inf
         r = routes(s)[f.route]
@@ -155,7 +155,7 @@ def join_fan(s, m, now):
         limit = _own_limit(s, m)
         if k.rate / k.flows <= limit:
             _advance(s, hub, now)
-            f.fill = fan.volume + f.left
+            f.level = fan.volume + f.left
             f.heap_child = f.heap_next = -1
             join_group(s, m, hub)
             fan.top = _melt(s, fan.top, m)
@@ -205,7 +205,7 @@ def rate_fan(s, j, now):
     fan.level = level
     if fan.left > OFTEN * k.flows + 64:
         _rebase(s, j)
-    k.group_finish = now + (messages(s)[fan.top].fill - fan.volume) / level
+    k.group_finish = now + (messages(s)[fan.top].level - fan.volume) / level
     if k.group_finish != k.scheduled:
         k.scheduled = k.group_finish
         push(s, k.group_finish, (L.KIND_LINK << L.KIND_SHIFT) | j, j)
@@ -216,7 +216,7 @@ def _rebase(s, j):
     msg, fan = messages(s), fans(s)[j]
     m = links(s)[j].group_head
     while m >= 0:
-        msg[m].fill -= fan.volume
+        msg[m].level -= fan.volume
         m = msg[m].group_next
     fan.volume = 0.0
     fan.left = 0
@@ -230,9 +230,9 @@ def next_of_fan(s, j, now):
     if m < 0:
         return -1
     if fan.since < now:
-        fan.volume = msg[m].fill
+        fan.volume = msg[m].level
         fan.since = now
-    if msg[m].fill > fan.volume:
+    if msg[m].level > fan.volume:
         return -1
     fan.top = _without_top(s, m)
     fan.left += 1

@@ -39,7 +39,7 @@ READY, TIMED, WAITING, AWAITING, SYNCING, COPYING, ENDED, DEAD = range(8)
 
 # A message (or a copy): its bytes on the way, and who waits for it.
 MSG = np.dtype([
-    ("left", "f8"), ("rate", "f8"), ("last", "f8"), ("finish", "f8"), ("fill", "f8"), ("cap", "f8"),
+    ("left", "f8"), ("rate", "f8"), ("last", "f8"), ("finish", "f8"), ("level", "f8"), ("cap", "f8"),
     ("arrival", "f8"), ("start", "f8"), ("posted", "f8"), ("bytes", "i8"), ("route", "i4"),
     ("src_lane", "i4"), ("dst_lane", "i4"), ("src_req", "i4"), ("dst_req", "i4"), ("next", "i4"),
     ("neck", "i4"), ("new_neck", "i4"), ("group_next", "i4"), ("group_prev", "i4"), ("mark", "i4"),
@@ -64,7 +64,7 @@ FAN = np.dtype([("volume", "f8"), ("since", "f8"), ("level", "f8"), ("limit", "f
 
 ROUTE = np.dtype([
     ("latency", "f8"), ("cap", "f8"), ("rate", "f8"), ("send_s", "f8"), ("receive_s", "f8"),
-    ("eager", "i8"), ("first", "i4"), ("count", "i4"), ("neck", "i4"), ("transport", "i4")], align=True)
+    ("eager", "i8"), ("first", "i4"), ("count", "i4"), ("neck", "i4"), ("connection", "i4")], align=True)
 
 # All messages of equal (context, stream or -1, source, destination, tag) meet in one channel, in order.
 CHANNEL = np.dtype([
@@ -72,8 +72,29 @@ CHANNEL = np.dtype([
     ("head", "i4"), ("tail", "i4"), ("sends", "i4"), ("next", "i4"),
     ("sent", "i4"), ("asked", "i4"), ("ordered", "i4")], align=True)
 
+# Columns of the fault table: the next change, the link, the rate it gets then; then, for a flap, the time until
+# the change after that, the rate it gets then, and the time until the one after that.
+(FAULT_NEXT_S, FAULT_LINK, FAULT_RATE, FAULT_HOLD_S, FAULT_OTHER_RATE, FAULT_OTHER_HOLD_S) = range(6)
+FAULT_WIDTH = 6
+
+# A TCP connection, its parameters included; a switch port; what one round does to a message.
+CONNECTION = np.dtype([
+    ("window", "f8"), ("threshold", "f8"), ("last", "f8"), ("blocked", "f8"), ("planned", "f8"), ("recovers", "f8"),
+    ("rtt", "f8"), ("segment", "f8"), ("initial", "f8"), ("limit", "f8"), ("rto", "f8"), ("rto_min", "f8"),
+    ("rto_max", "f8"), ("marks", "f8"), ("gain", "f8"), ("order", "i8"), ("route", "i4"), ("head", "i4"),
+    ("active", "i4"), ("recovering", "i4"), ("backoff", "i4"), ("dctcp", "i4"), ("src", "i4"), ("dst", "i4"),
+    ("waits", "i4"), ("pad", "i4")], align=True)
+PORT = np.dtype([("buffer", "f8"), ("threshold", "f8"), ("queue", "f8"), ("rtt", "f8"), ("stepped", "f8"),
+                 ("planned", "f8"), ("rounds", "i8")])
+LOST = np.dtype([("seen", "i4"), ("lost", "i4"), ("later", "i4"), ("again", "i4"), ("listed", "i4"), ("before", "i4")])
+SHUFFLE = 1 << 16  # segments of one round at one port; where there are more, several go as one
+
+WINDOW = np.dtype([("time_s", "f8"), ("src", "i4"), ("dst", "i4"), ("cwnd_bytes", "f8"), ("ssthresh_bytes", "f8"),
+                   ("what", "i4")])
+QUEUE = np.dtype([("time_s", "f8"), ("link", "i4"), ("bytes", "f8"), ("dropped", "i4")])
+
 EVENT = np.dtype([("time", "f8"), ("key", "i8"), ("what", "i8")])
-KIND_LINK, KIND_FLOW, KIND_FAULT, KIND_ENVELOPE, KIND_WAKE = range(5)  # their order within one instant
+KIND_LINK, KIND_FLOW, KIND_FAULT, KIND_ENVELOPE, KIND_WAKE, KIND_ROUND, KIND_PORT = range(7)  # in this order
 KIND_SHIFT = 58
 
 RANK = np.dtype([
@@ -95,7 +116,8 @@ GPU_LAUNCH, GPU_MEMORY, GPU_FLOPS = 0, 1, 2
  REGROUP_COUNT, PAIR_COUNT, WORLD, COPIES, EVENTS, REFILLS, REFILLED, IN_FLIGHT, LINK_COUNT, LANE_COUNT,
  WILD, STUCK_LANE, MSG_CAPACITY, HEAP_CAPACITY, TOUCHED_COUNT, EDGES, CHANNEL_CAPACITY, NEW_COUNT,
  FAULT_COUNT, FAULT_NEXT, TCP_COUNT, REQUEST_COUNT, SPANS_EXPECTED, FLOWS_EXPECTED,
- SEGMENT_COUNT, ROUTE_LINK_COUNT, CROWDED, ON_LINKS) = range(46)
+ SEGMENT_COUNT, ROUTE_LINK_COUNT, CROWDED, ON_LINKS, TCP_ROUNDS, TCP_LOST,
+ TCP_TIMEOUTS, WINDOW_LOG, QUEUE_LOG, LOG_CAPACITY, PERTURBATION_SEED) = range(53)
 COUNTERS = 56
 
 # ... and its real numbers.
@@ -106,10 +128,11 @@ REALS = 8
 (T_LANE, T_MSG, T_LINK, T_ROUTE, T_CHANNEL, T_CHANNEL_HASH, T_REQUEST, T_HEAP, T_QUEUE, T_QUEUE_ENDS,
  T_ROWS, T_ROW_ID, T_SEGMENT, T_TEMPLATE, T_GROUP, T_MEMBER, T_SPAN, T_FLOW, T_GPU, T_RANK, T_EVENT_TIME,
  T_EVENT_WAITER, T_COUNT, T_REAL, T_NODE, T_ROUTE_LINKS, T_SET, T_FILL_HEAP, T_TOUCHED, T_DIRTY, T_REGROUP,
- T_PAIR_KEY, T_PAIR_ROUTE, T_HOST_ROUTE, T_NEW, T_REQUEST_PEER, T_FAULT, T_TCP, T_PORT, T_PAUSE, T_FAN) = range(41)
+ T_PAIR_KEY, T_PAIR_ROUTE, T_HOST_ROUTE, T_NEW, T_REQUEST_PEER, T_FAULT, T_TCP, T_PORT, T_PAUSE, T_FAN,
+ T_LOST, T_SHUFFLE, T_WINDOW_LOG, T_QUEUE_LOG) = range(45)
 TABLE = 48
 
 # What `run` returns.
-IDLE, AT_HORIZON, NEED_MESSAGES, NEED_CHANNELS, NEED_REQUESTS, NEED_HEAP = range(6)
+IDLE, AT_HORIZON, NEED_MESSAGES, NEED_CHANNELS, NEED_REQUESTS, NEED_HEAP, NEED_LOG = range(7)
 
 QUEUES, QUEUE_SIZE = 4, 8192  # monotone queues in front of the heap; a power of two each

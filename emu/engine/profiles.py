@@ -10,17 +10,19 @@ class Profile:
     """Switches between the ideal machine of the closed forms and what libraries make of it.
 
     `overheads`: sends, receives and kernel launches take time. `sums`: the local sums of a collective take the
-    GPU's time. `eager`: every message leaves when it is sent, whatever its size.
+    GPU's time. `eager`: every message leaves when it is sent, whatever its size. `windows`: TCP has
+    windows, and ports that overflow.
     """
 
     name: str
     overheads: bool = True
     sums: bool = True
     eager: bool = False
+    windows: bool = True
 
 
 PROFILES = {
-    "ideal": Profile("ideal", overheads=False, sums=False, eager=True),
+    "ideal": Profile("ideal", overheads=False, sums=False, eager=True, windows=False),
     "nccl": Profile("nccl"),
     "mpi": Profile("mpi"),
     "gloo": Profile("gloo"),

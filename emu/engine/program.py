@@ -13,7 +13,7 @@ from emu.cluster import RouteList
 from emu.engine import layout as L
 from emu.engine.order import Order
 from emu.engine.profiles import Profile
-from emu.engine.routes import routes_between, take_in
+from emu.engine.routes import connect, routes_between, take_in
 from emu.engine.state import SELF_ROUTE, State
 from emu.errors import TraceError
 from emu.trace import DTYPES, Template
@@ -51,7 +51,7 @@ class Program:
         self._gpu_of: dict[Any, int] = {}
         self._pairs = np.zeros(0, np.int64)
         state.room(L.T_ROUTE, 1, np.zeros((), L.ROUTE))
-        state[L.T_ROUTE][SELF_ROUTE] = (0, math.inf, math.inf, 0, 0, np.iinfo(np.int64).max, 0, 0, -1, 0)
+        state[L.T_ROUTE][SELF_ROUTE] = (0, math.inf, math.inf, 0, 0, np.iinfo(np.int64).max, 0, 0, -1, -1)
         self._set_ranks()
 
     def _set_ranks(self) -> None:
@@ -340,6 +340,8 @@ class Program:
         table = routes_between(self.cluster, fresh // self.world_size, fresh % self.world_size)
         numbers = np.arange(len(self.routes), len(self.routes) + len(fresh), dtype=np.int32)
         take_in(self.state, self.cluster, table, len(self.routes), self.profile.overheads)
+        if self.profile.windows:
+            connect(self.state, self.cluster, table, len(self.routes), fresh, self.world_size)
         self.routes.extend(table)
         state = self.state
         count = len(self._pairs) + len(fresh)
@@ -378,7 +380,7 @@ class Program:
         entry["send_s"] = transport.send_overhead_s if on else 0.0
         entry["receive_s"] = transport.receive_overhead_s if on else 0.0
         entry["eager"] = transport.eager_bytes
-        entry["first"], entry["count"], entry["neck"] = first, hops, neck
+        entry["first"], entry["count"], entry["neck"], entry["connection"] = first, hops, neck, -1
         self.routes.append(route)
         return number
 

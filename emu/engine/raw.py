@@ -6,14 +6,18 @@ from typing import Any
 
 import numpy as np
 
+from emu.engine.layout import QUEUE, WINDOW
+
 
 @dataclass(frozen=True)
 class RawTimeline:
     """Times of a trace on a cluster.
 
     `spans` (dtype SPAN) are ordered by (rank, stream, row); `flows` (dtype FLOW) by (start, source, destination)
-    and empty unless asked for. `labels` are the trace's, followed by the names of its templates. `link_bytes`
-    is what each link of the cluster carried, `routes` what `flows["route"]` counts (0: to oneself).
+    and empty unless asked for. `labels` are the trace's, followed by the names of its templates. `link_bytes` is
+    what each link of the cluster carried, `routes` what `flows["route"]` counts (0: to oneself).
+    `windows` (dtype WINDOW) and `queues` (dtype QUEUE) tell, with the flows, how TCP windows and port queues went;
+    `what` is 0 for a round trip, 1 for a loss that later segments told of, 2 for a timeout, 3 for a new start.
     """
 
     spans: np.ndarray
@@ -23,6 +27,8 @@ class RawTimeline:
     link_bytes: np.ndarray
     routes: Sequence[Any]
     profile: str
+    windows: np.ndarray = field(default_factory=lambda: np.zeros(0, WINDOW))
+    queues: np.ndarray = field(default_factory=lambda: np.zeros(0, QUEUE))
     counters: Mapping[str, int] = field(default_factory=dict)
     spread: Mapping[str, Any] = field(default_factory=dict)
 

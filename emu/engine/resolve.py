@@ -1,5 +1,6 @@
 """The engine's face: `resolve` times a whole trace; `Engine` goes on from where it stands."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -8,15 +9,17 @@ import numpy as np
 
 from emu.engine import layout as L
 from emu.engine.deadlock import explain
-from emu.engine.faults import set_faults
+from emu.engine.declared import set_faults
 from emu.engine.profiles import find_profile
 from emu.engine.program import Program
 from emu.engine.questions import Answer, Question, answer, answer_time_s
 from emu.engine.raw import RawTimeline
+from emu.engine.routes import Reordered
 from emu.engine.state import State
 from emu.errors import ConfigError
 from emu.trace import Template, Trace
 
+SPREAD_PERTURBATION = 1e-9
 DETAILS = ("totals", "spans", "flows")
 
 
@@ -26,12 +29,12 @@ class Engine:
     `detail`: "totals" logs nothing, "spans" every row outside templates, "flows" each message too.
     `any_source` is for programs that ask by probing or receive from any source in rows yet to come.
     `seed` is added to that of the cluster's jitter; `compute_jitter` and `network_jitter` replace its deviations;
-    `perturbation` varies each message's bytes by that fraction.
+    `perturbation` varies each message's bytes by up to that fraction, as `perturbation_seed` has it.
     """
 
     def __init__(
         self, cluster: Any, world_size: int, *, profile: str = "ideal", detail: str = "spans", seed: int = 0,
-        perturbation: float = 0.0, compute_jitter: float | None = None, network_jitter: float | None = None,
+        perturbation: float = 0.0, perturbation_seed: int = 0, compute_jitter: float | None = None, network_jitter: float | None = None,
         any_source: bool = True,
     ):
         if detail not in DETAILS:
@@ -54,6 +57,7 @@ class Engine:
         count[L.LOG_FLOWS] = detail == "flows"
         count[L.FREE_SUMS] = not self._profile.sums
         count[L.ALL_EAGER] = self._profile.eager
+        count[L.PERTURBATION_SEED] = perturbation_seed
         count[L.SEED] = seed + getattr(jitter, "seed", 0)
         set_faults(self._state, cluster, world_size)
         real[L.PERTURB] = perturbation
@@ -104,6 +108,8 @@ class Engine:
                 state.more_channels()
             elif need == L.NEED_REQUESTS:
                 state.more_requests(int(state.count[L.STUCK_LANE]))
+            elif need == L.NEED_LOG:
+                state.more_log()
             elif need == L.NEED_HEAP:
                 state.more_heap()
             else:
@@ -175,12 +181,15 @@ class Engine:
         ends = np.minimum(ends, state[L.T_RANK]["death"])
         return RawTimeline(
             spans=spans, flows=flows, labels=self._labels(), rank_end_s=ends,
-            link_bytes=state[L.T_LINK]["carried"].copy(), routes=program.routes.copy(),
+            link_bytes=state[L.T_LINK]["carried"].copy(), routes=Reordered(program.routes.copy(), order),
             profile=self._profile.name,
+            windows=state[L.T_WINDOW_LOG][: count[L.WINDOW_LOG]].copy(),
+            queues=state[L.T_QUEUE_LOG][: count[L.QUEUE_LOG]].copy(),
             counters={
                 "messages": int(count[L.MESSAGES]), "messages_folded": 0, "copies": int(count[L.COPIES]),
                 "events": int(count[L.EVENTS]), "refills": int(count[L.REFILLS]),
-                "refilled_flows": int(count[L.REFILLED]),
+                "refilled_flows": int(count[L.REFILLED]), "tcp_rounds": int(count[L.TCP_ROUNDS]),
+                "tcp_lost_segments": int(count[L.TCP_LOST]), "tcp_timeouts": int(count[L.TCP_TIMEOUTS]),
             },
         )  # fmt: skip
 
@@ -188,12 +197,32 @@ class Engine:
 def resolve(
     trace: Trace, cluster: Any, profile: str = "ideal", detail: str = "spans", *, seed: int = 0,
     perturbation: float = 0.0, compute_jitter: float | None = None, network_jitter: float | None = None,
+    spread: int = 0,
 ) -> RawTimeline:
-    """Return the times of a trace on a cluster. Raise DeadlockError for one that can't finish."""
-    engine = Engine(
-        cluster, trace.world_size, profile=profile, detail=detail, seed=seed, perturbation=perturbation,
-        compute_jitter=compute_jitter, network_jitter=network_jitter, any_source=False,
-    )
+    """Return the times of a trace on a cluster. Raise DeadlockError for one that can't finish.
+
+    `spread` times it so many times more, each message's bytes varied by a billionth, and tells in the result's
+    `spread` how far apart the ends are: where dependent steps share oversubscribed links, a difference in the last
+    bits can grow to percents, and one timeline is then one draw of many.
+    """
+    noise = {"compute_jitter": compute_jitter, "network_jitter": network_jitter}
+    raw = _resolve_once(trace, cluster, profile, detail, seed=seed, perturbation=perturbation, **noise)
+    if not spread:
+        return raw
+    ends = [
+        _resolve_once(
+            trace, cluster, profile, "totals", seed=seed, perturbation=SPREAD_PERTURBATION, perturbation_seed=1 + k,
+            **noise,
+        ).end_s
+        for k in range(spread)
+    ]
+    width = (max([*ends, raw.end_s]) - min([*ends, raw.end_s])) / raw.end_s if raw.end_s else 0.0
+    told = {"runs": spread, "perturbation": SPREAD_PERTURBATION, "end_s": tuple(ends), "relative": width}
+    return dataclasses.replace(raw, spread=told)
+
+
+def _resolve_once(trace: Trace, cluster: Any, profile: str, detail: str, **noise: Any) -> RawTimeline:
+    engine = Engine(cluster, trace.world_size, profile=profile, detail=detail, any_source=False, **noise)
     engine.declare(trace.labels, trace.templates, trace.groups)
     engine.extend_all(trace.ranks)
     return engine.finish()

@@ -1,7 +1,7 @@
 """Take the cluster's routes into the engine's state, many at a time."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,11 +58,56 @@ def take_in(state: State, cluster: Any, table: Any, first_number: int, overheads
     entry["rate"] = np.where(own, table.cap_bytes_per_s, rate)
     entry["neck"] = np.where(own, L.OWN_CAP, neck)
     entry["first"], entry["count"] = base + table.first[:-1], hops
+    entry["connection"] = -1
     transports = [cluster.transport(name) for name in table.transports]
     entry["eager"] = np.array([item.eager_bytes for item in transports])[table.transport]
     if overheads:
         entry["send_s"] = np.array([item.send_overhead_s for item in transports])[table.transport]
         entry["receive_s"] = np.array([item.receive_overhead_s for item in transports])[table.transport]
+
+
+def connect(state: State, cluster: Any, table: Any, first_number: int, pairs: np.ndarray, world_size: int) -> None:
+    """Give each route over TCP its connection, and the ports it passes their buffers."""
+    transports = [cluster.transport(name) for name in table.transports]
+    tcp = np.array([item.kind == "tcp" for item in transports])[table.transport] & (table.latency_s > 0)
+    which = np.flatnonzero(tcp)
+    old = int(state.count[L.TCP_COUNT])
+    if not len(which):
+        return
+    if old == 0:
+        _open_ports(state, cluster)
+    new = state.room(L.T_TCP, old + len(which), np.zeros((), L.CONNECTION))[old : old + len(which)]
+    kinds = table.transport[which]
+
+    def each(read: Callable[[Any], float]) -> np.ndarray:
+        return np.array([read(item) if item.kind == "tcp" else 0.0 for item in transports])[kinds]
+
+    new["segment"] = each(lambda t: t.payload_bytes)
+    new["initial"] = new["window"] = each(lambda t: t.initial_window_segments * t.payload_bytes)
+    new["limit"] = new["threshold"] = each(lambda t: t.window_limit_bytes)
+    new["rto"] = new["rto_min"] = each(lambda t: t.rto_min_s)
+    new["rto_max"] = each(lambda t: t.rto_max_s)
+    new["dctcp"] = each(lambda t: t.congestion == "dctcp")
+    new["gain"] = each(lambda t: t.dctcp_gain)
+    new["rtt"] = 2 * table.latency_s[which]
+    new["marks"] = 1.0
+    new["last"] = new["planned"] = new["recovers"] = -math.inf
+    new["head"] = -1
+    new["route"] = first_number + which
+    new["order"] = pairs[which]
+    new["src"], new["dst"] = pairs[which] // world_size, pairs[which] % world_size
+    state[L.T_ROUTE]["connection"][first_number + which] = np.arange(old, old + len(which))
+    state.count[L.TCP_COUNT] = old + len(which)
+    state.more_log()
+    state.more_heap()
+
+
+def _open_ports(state: State, cluster: Any) -> None:
+    port = state.put(L.T_PORT, np.zeros(len(cluster.links) + 1, L.PORT))
+    port["buffer"][:-1] = [link.buffer_bytes for link in cluster.links]
+    port["threshold"][:-1] = [link.ecn_threshold_bytes for link in cluster.links]
+    port["stepped"] = port["planned"] = -math.inf
+    state.put(L.T_SHUFFLE, np.zeros(L.SHUFFLE, np.int32))
 
 
 def slowest(table: Any, rates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

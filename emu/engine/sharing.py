@@ -20,6 +20,7 @@ from emu.engine.memory import (
     flow_set,
     inner,
     links,
+    losses,
     messages,
     new_flows,
     nodes,
@@ -151,7 +152,7 @@ def refill(s):
     count[L.CROWDED] = 0
     count[L.NEW_COUNT] = 0
     _regroup(s)
-    if count[L.SET_COUNT] >= SMALLEST:
+    if count[L.SET_COUNT] >= SMALLEST and count[L.TCP_COUNT] == 0:
         _look_for_fan(s, now)
 
 
@@ -207,6 +208,7 @@ def _start_set(s):
     count[L.SET_COUNT] = 0
     new = new_flows(s)
     for i in range(count[L.NEW_COUNT]):
+        losses(s)[new[i]].listed = 0
         if msg[new[i]].status & L.FLYING:
             _add(s, new[i])
     crowded = count[L.NEW_COUNT] > 0 or count[L.CROWDED] > 0
@@ -270,7 +272,7 @@ def _open_links(s):
     edges = 0
     for i in range(count[L.SET_COUNT]):
         f = msg[chosen[i]]
-        f.fill = -1.0
+        f.level = -1.0
         r = rt[f.route]
         for h in range(r.count):
             j = rl[r.first + h]
@@ -324,7 +326,7 @@ def _fill(s):
             _sift(h, 0, n, now_share, j)
             continue
         if j < 0:
-            if msg[-1 - j].fill < 0.0:
+            if msg[-1 - j].level < 0.0:
                 _freeze(s, -1 - j, share, L.OWN_CAP)
                 left -= 1
         else:
@@ -337,7 +339,7 @@ def _fill(s):
 def _freeze(s, m, share, neck):
     link, rl = links(s), route_links(s)
     f = messages(s)[m]
-    f.fill = share
+    f.level = share
     f.new_neck = neck
     r = routes(s)[f.route]
     for h in range(r.count):
@@ -359,8 +361,8 @@ def _freeze_link(s, j, share):
         if f.mark != epoch:
             if f.rate > share * (1.0 + SAME):
                 _add(s, m)
-                f.fill = 0.0
-        elif f.fill < 0.0:
+                f.level = 0.0
+        elif f.level < 0.0:
             _freeze(s, m, share, j)
             frozen += 1
         n = node[2 * n]
@@ -369,7 +371,7 @@ def _freeze_link(s, j, share):
 
 @njit
 def _changed(f):
-    return abs(f.fill - f.rate) > SAME * f.rate
+    return abs(f.level - f.rate) > SAME * f.rate
 
 
 @inner("i")
@@ -413,9 +415,9 @@ def _apply(s, now):
             r = rt[f.route]
             for h in range(r.count):
                 k = link[rl[r.first + h]]
-                k.load += f.fill - f.rate
+                k.load += f.level - f.rate
                 k.stale += 1
-            f.rate = f.fill
+            f.rate = f.level
             f.finish = now + f.left / f.rate if f.rate > 0.0 else inf
         if f.new_neck != f.neck:
             if f.neck >= 0:

@@ -97,14 +97,15 @@ class State:
         count[L.MSG_CAPACITY] = capacity
         self.room(L.T_NODE, (capacity << int(count[L.NODE_SHIFT])) * 2)
         self.room(L.T_SET, capacity)
-        self.room(L.T_NEW, capacity)
+        self.room(L.T_NEW, 3 * capacity)
+        self.room(L.T_LOST, capacity, np.zeros((), L.LOST))
         self.room(L.T_FILL_HEAP, capacity + int(count[L.LINK_COUNT]) + 1, np.zeros((), L.EVENT))
         self.more_heap()
 
     def more_heap(self) -> None:
         """Make room for what one instant can add to the heap, at least doubling it."""
         count = self.count
-        instant = 2 * count[L.MSG_CAPACITY] + count[L.LINK_COUNT] + count[L.LANE_COUNT]
+        instant = 3 * (count[L.MSG_CAPACITY] + count[L.TCP_COUNT]) + 2 * count[L.LINK_COUNT] + count[L.LANE_COUNT]
         heap = self.room(L.T_HEAP, int(2 * (count[L.HEAP_COUNT] + instant)), np.zeros((), L.EVENT))
         count[L.HEAP_CAPACITY] = len(heap)
 
@@ -158,6 +159,13 @@ class State:
         if self.count[L.CHANNEL_COUNT]:
             rehash(self.address)
 
+    def more_log(self) -> None:
+        """Make room in the logs of windows and queues, at least doubling them."""
+        size = 2 * int(self.count[L.LOG_CAPACITY]) + 8 * int(self.count[L.TCP_COUNT] + self.count[L.LINK_COUNT]) + 64
+        self.exact_room(L.T_WINDOW_LOG, size, int(self.count[L.WINDOW_LOG]))
+        self.exact_room(L.T_QUEUE_LOG, size, int(self.count[L.QUEUE_LOG]))
+        self.count[L.LOG_CAPACITY] = size
+
     def more_requests(self, lane: int) -> None:
         """Double the places for unfinished requests of a lane."""
         e = self[L.T_LANE][lane]
@@ -193,6 +201,7 @@ _EMPTY: dict[int, Any] = {
     L.T_GROUP: np.int64, L.T_MEMBER: np.int32, L.T_SPAN: L.SPAN, L.T_FLOW: L.FLOW, L.T_GPU: np.float64,
     L.T_EVENT_TIME: np.float64, L.T_EVENT_WAITER: np.int32, L.T_NODE: np.int32, L.T_ROUTE_LINKS: np.int32,
     L.T_SET: np.int32, L.T_NEW: np.int32, L.T_FILL_HEAP: L.EVENT, L.T_PAIR_KEY: np.int64,
-    L.T_PAIR_ROUTE: np.int32, L.T_FAULT: np.float64, L.T_PAUSE: np.float64, L.T_TCP: np.float64, L.T_PORT: np.float64,
+    L.T_PAIR_ROUTE: np.int32, L.T_FAULT: np.float64, L.T_PAUSE: np.float64, L.T_TCP: L.CONNECTION,
+    L.T_PORT: L.PORT, L.T_LOST: L.LOST, L.T_SHUFFLE: np.int32, L.T_WINDOW_LOG: L.WINDOW, L.T_QUEUE_LOG: L.QUEUE,
     L.T_REQUEST: np.float64, L.T_REQUEST_PEER: np.int32,
 }  # fmt: skip

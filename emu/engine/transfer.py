@@ -19,6 +19,7 @@ from emu.engine.memory import (
 )
 from emu.engine.noise import spread, uniform
 from emu.engine.sharing import insert_flow, remove_flow
+from emu.engine.tcp import close_window, open_window, queueing
 
 
 @inner("i")
@@ -91,10 +92,13 @@ def start_message(s, m, now):
     f.left = float(f.bytes)
     f.cap = r.cap
     if reals(s)[L.PERTURB] > 0.0:
-        f.left *= 1.0 + reals(s)[L.PERTURB] * uniform(s, lanes(s)[f.src_lane].key, f.src_req)
+        f.left *= 1.0 + reals(s)[L.PERTURB] * uniform(
+            s, lanes(s)[f.src_lane].key + (counts(s)[L.PERTURBATION_SEED] << 40), f.src_req)
     if f.left <= 0.0 or r.count == 0:
         finish_message(s, m, now)
     else:
+        if r.connection >= 0:
+            open_window(s, m, now)
         insert_flow(s, m, now)
 
 
@@ -102,12 +106,15 @@ def start_message(s, m, now):
 def finish_message(s, m, now):
     """The last byte of message `m` has left."""
     f = messages(s)[m]
-    if f.status & L.FLYING:
-        remove_flow(s, m)
-    f.status |= L.FINISHED
-    f.finish = now
     r = routes(s)[f.route]
     latency = r.latency
+    if f.status & L.FLYING:
+        remove_flow(s, m)
+        if r.connection >= 0:
+            close_window(s, m, now)
+            latency += queueing(s, f.route)
+    f.status |= L.FINISHED
+    f.finish = now
     if reals(s)[L.NETWORK_JITTER] > 0.0:
         latency *= spread(s, ~lanes(s)[f.src_lane].key, f.src_req, reals(s)[L.NETWORK_JITTER])
     f.arrival = now + latency
