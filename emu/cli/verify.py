@@ -37,9 +37,18 @@ def verify(
 ) -> int:  # fmt: skip
     """Check an algorithm of COLLECTIVE by provenance.
 
-    SUBMISSION is FILE.py:FUNCTION, a function (comm, x) for all_reduce (in place; see the docs for the others),
-    or the name of a built-in algorithm. It runs in a process of its own, on every number of ranks and many
-    lengths; every send waits for its receive. Exit status 1: it is wrong.
+    The submission is FILE.py:FUNCTION or the name of a built-in algorithm. It runs in a process of its own, on
+    every number of ranks and many lengths; every send waits for its receive. Exit status 1: it is wrong.
+
+    \b
+    all_reduce(comm, x), broadcast(comm, x, root), reduce(comm, x, root)   in place
+    all_gather(comm, x, out), gather(comm, x, out, root)                   out: every rank's x, in rank order
+    reduce_scatter(comm, x, out), scatter(comm, x, out, root)              out: my chunk
+    all_to_all(comm, x, out)                                               out: a chunk from everyone
+    barrier(comm)
+
+    comm has rank, size, isend, irecv, waitall, sendrecv, reduce, copy, empty_like, and mpi4py's upper-case names.
+    Parameters root and op may be left out.
     """
     counts = read_numbers("--ranks", ranks, 1)
     request = {
@@ -131,4 +140,5 @@ def _timing(timed: dict[str, Any], cluster: str) -> str:
 
 def _ranges(numbers: list[int]) -> str:
     first, last = numbers[0], numbers[-1]
-    return f"{first} to {last}" if numbers == list(range(first, last + 1)) else ", ".join(map(str, numbers))
+    whole = len(numbers) > 2 and numbers == list(range(first, last + 1))
+    return f"{first} to {last}" if whole else ", ".join(map(str, numbers))

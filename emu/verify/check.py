@@ -131,6 +131,9 @@ def _row(submission: Submission, case: Case, seen: Watched) -> Row:
 
 
 def _reasons(submission: Submission, case: Case, seen: Watched, wanted: Sequence[np.ndarray | None]) -> list[str]:
+    if not any(_differ(_array(got), expected) for got, expected in zip(seen.returned, wanted, strict=True)):
+        name = "x" if submission.contract.gives == "in place" else "out"
+        return [f"the right result is returned, but {name} is not changed; write it there: {name}[:] = result"]
     try:
         found = explain(submission, case) if case.op == "sum" else []
     except (MismatchError, IndexError, ValueError) as error:
@@ -144,6 +147,10 @@ def _reasons(submission: Submission, case: Case, seen: Watched, wanted: Sequence
         i = int(np.flatnonzero(held != expected)[0])
         return [f"rank {rank}, element {i}: {expected[i]:g} is expected, got {held[i]:g}"]
     return []
+
+
+def _array(value: object) -> np.ndarray | None:
+    return value if isinstance(value, np.ndarray) else None
 
 
 def _differ(held: np.ndarray | None, expected: np.ndarray | None) -> bool:

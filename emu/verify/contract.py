@@ -42,18 +42,17 @@ class Contract:
 
     def call(
         self, function: Callable[..., Any], comm: Any, x: Any, out: Any, root: int, op: str, options: dict[str, Any]
-    ) -> None:
-        """Call function(comm, …) as its collective is called; x or out may be what only the root needs."""
+    ) -> Any:
+        """Call function(comm, …) as its collective is called, and return what it returns."""
         if self.takes == "nothing":
-            function(comm, **options)
-            return
+            return function(comm, **options)
         terms: dict[str, Any] = {}
         if self.rooted:
             terms["root"] = root
         if self.reduces and op != "sum":  # a function that only sums need not take `op`
             terms["op"] = op
         buffers = (x,) if self.gives == "in place" else (x, out)
-        function(comm, *buffers, **terms, **options)
+        return function(comm, *buffers, **terms, **options)
 
 
 def reduced(inputs: Arrays, op: str) -> np.ndarray:

@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-OUTPUT_BYTES = 1 << 20  # what a submission may print
+OUTPUT_BYTES = 16 << 20  # what a submission may print
 KEPT_BYTES = 2000
 
 

@@ -23,6 +23,7 @@ from emu.comm.sites import told
 from emu.comm.world import World
 from emu.errors import EmuError, RankError
 from emu.trace import Trace
+from emu.verify.faced import FacedComm
 
 UNSET = -987654321.0  # in memory that nobody has written
 
@@ -81,6 +82,7 @@ class Watched:
     deliveries: list[Delivery] = field(default_factory=list)
     states: list[list[State]] = field(default_factory=list)
     results: list[np.ndarray | None] = field(default_factory=list)
+    returned: list[Any] = field(default_factory=list)  # what the submission returned, though nobody asked for it
     waiting: dict[int, list[Waiting]] = field(default_factory=dict)
     left_over: list[str] = field(default_factory=list)
     error: str = ""
@@ -180,7 +182,7 @@ class WatchedWire(LocalWire):
         self.world.deliver(source, to, message, receive)
 
 
-class WatchedComm(Comm):
+class WatchedComm(FacedComm):
     """A communicator whose scratch memory holds what nobody put in."""
 
     def empty(self, size: int, dtype: Any, like: Any = None) -> Any:
@@ -224,7 +226,7 @@ def watch(program: Callable[[Comm, Callable[[np.ndarray], None]], np.ndarray | N
 
 
 def _waits_at(frame: FrameType | None) -> str:
-    while frame is not None and frame.f_globals.get("__name__", "").startswith(("emu.comm", "emu.verify")):
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(("emu.comm", "emu.face", "emu.verify")):
         frame = frame.f_back
     return "an unknown place" if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
