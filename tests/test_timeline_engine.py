@@ -100,6 +100,28 @@ def test_a_paused_rank_is_stalled_and_the_others_wait_for_it(at, start):
     assert [(s.rank, s.kind) for s in found.critical_path][:2] == [(1, "kernel"), (1, "stall")]
 
 
+@pytest.mark.parametrize("stream", ["default", "comm"])
+@pytest.mark.parametrize("collective", [True, False])
+def test_communication_over_a_link_that_is_down_is_stalled(stream, collective):
+    def program(gpu):
+        x, comm = gpu.zeros(500_000), gpu.comm
+        with gpu.step(0):
+            with gpu.stream(stream):
+                if collective:
+                    ring_all_reduce(comm, x)
+                else:
+                    comm.waitall([comm.isend(x, 1 - gpu.rank), comm.irecv(gpu.empty(500_000), 1 - gpu.rank)])
+                done = gpu.record()
+            gpu.wait(done)
+
+    up = timed(program, 2).step
+    found = timed(program, 2, flap="node1.nic0:100 ms/0.5 ms@1.2 ms").step
+    assert found["time_s"] == pytest.approx(up["time_s"] + 0.5e-3, rel=1e-9)
+    assert found["stall_s"] == pytest.approx(0.5e-3, rel=1e-9)
+    assert found["exposed_communication_s"] == pytest.approx(up["exposed_communication_s"], rel=1e-9)
+    assert up["stall_s"] == 0.0
+
+
 def test_communication_behind_a_kernel_is_hidden():
     def program(gpu):
         x = gpu.zeros(250_000)

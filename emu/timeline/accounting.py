@@ -4,8 +4,8 @@ While the default stream runs a kernel the time is computation (the launch befor
 runs a copy, copies. While it is blocked, the time belongs to what the stream that it waits for does: a
 collective or message whose other ranks have not all come is waiting for slower ranks, after that it is
 exposed communication of the slowest link class on its ways; kernels and copies of that other stream are
-computation and copies. What is blocked while its own rank is paused, or while its messages stand still, is
-stalled. What waits inside a span called `pipeline …` for a message that its peer has not posted yet is the
+computation and copies. What is blocked while its own rank is paused, or while a link on its messages' ways is
+down, is stalled. What waits inside a span called `pipeline …` for a message that its peer has not posted yet is the
 pipeline's bubble, as is a rank's idle time in such a step. The rest is idle.
 
 Why the sum is exact: inside a step every boundary is taken relative to the step's start and rounded to the
@@ -170,13 +170,31 @@ def stream_tiling(view: RankView, stream: StreamView, met: Meetings, horizon_s: 
     awaits = op == Op.AWAIT
     if awaits.any():
         second[awaits] = follow(_awaited_streams(view, spans["row"][awaits]))
+    waited = [(met.flap == flap, down) for flap, down in enumerate(met.down)]
+    stalled = [(middles[at], ends[at], down) for at, down in waited if at.any()]
     sends = np.flatnonzero(met.before != GAP)
     if len(sends):
         leads = met.lead_s[sends]
         ends = np.insert(ends, sends, starts[sends])
         starts, middles = np.insert(starts, sends, leads), np.insert(middles, sends, leads)
         first, second = np.insert(first, sends, Cause.IDLE), np.insert(second, sends, met.before[sends])
-    return tile(starts, middles, ends, first, second, horizon_s)
+    tiling = tile(starts, middles, ends, first, second, horizon_s)
+    for begin, end, down in stalled:
+        tiling = _interrupt(tiling, begin, end, down)
+    return tiling
+
+
+def _interrupt(tiling: Tiling, begin: np.ndarray, end: np.ndarray, down: np.ndarray) -> Tiling:
+    """Call stalled what a tiling has of communication between `begin` and `end` while its link is down."""
+    up_to = tiling.bounds[-1]
+    n = len(down)
+    silent, _ = clip(tile(down[:, 0], down[:, 0], down[:, 1], np.zeros(n), np.full(n, Cause.STALL), np.inf), begin, end)
+    starts, ends = (side[silent.causes == Cause.STALL] for side in (silent.starts, silent.ends))
+    n = len(starts)
+    stalls = tile(starts, starts, ends, np.zeros(n), np.full(n, Cause.STALL), up_to)
+    cut, owner = clip(stalls, tiling.starts, tiling.ends)
+    stalled = (cut.causes == Cause.STALL) & (tiling.causes[owner] >= Cause.EXPOSED)
+    return Tiling(np.append(cut.starts, up_to), np.where(stalled, Cause.STALL, tiling.causes[owner]))
 
 
 def _awaited_streams(view: RankView, rows: np.ndarray) -> np.ndarray:

@@ -5,7 +5,9 @@ Before that moment a wait is a wait for a slower rank; after it, the links are a
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +26,8 @@ class Meetings:
 
     `own_s` is when this rank did its own part of it: entered the collective, or posted the message.
     Where sends lie before an item, what they cost the stream runs from `lead_s` to the item's start and has
-    the cause `before`, GAP elsewhere.
+    the cause `before`, GAP elsewhere. `flap` is the declared flap of a link on the way, -1 without one, and
+    `down` when the link of each flap is down: sorted, disjoint (start_s, end_s).
     """
 
     met_s: np.ndarray
@@ -35,11 +38,15 @@ class Meetings:
     link_class: np.ndarray
     lead_s: np.ndarray
     before: np.ndarray
+    flap: np.ndarray
+    down: Sequence[np.ndarray]
 
 
 def meet(views: list[RankView], trace: Trace, ways: Ways) -> list[dict[int, Meetings]]:
     """Return the meetings of every rank's streams."""
-    meetings = [{s: _none(len(sv.items)) for s, sv in view.streams.items()} for view in views]
+    end_s = max((float(view.spans["end_s"].max(initial=0.0)) for view in views), default=0.0)
+    down = [_down(flap, end_s) for flap in ways.flaps]
+    meetings = [{s: _none(len(sv.items), down) for s, sv in view.streams.items()} for view in views]
     _collectives(views, trace, ways, meetings)
     messages = Messages(trace, views)
     _waits(views, messages, ways, meetings)
@@ -51,7 +58,7 @@ def meet(views: list[RankView], trace: Trace, ways: Ways) -> list[dict[int, Meet
     return meetings
 
 
-def _none(n: int) -> Meetings:
+def _none(n: int, down: Sequence[np.ndarray]) -> Meetings:
     return Meetings(
         met_s=np.full(n, NEVER),
         rank=np.full(n, -1),
@@ -61,14 +68,23 @@ def _none(n: int) -> Meetings:
         link_class=np.zeros(n, dtype=np.int32),
         lead_s=np.zeros(n),
         before=np.full(n, GAP, dtype=np.int32),
+        flap=np.full(n, -1),
+        down=down,
     )
+
+
+def _down(flap: Any, end_s: float) -> np.ndarray:
+    """Return when a flapping link is down, up to `end_s`."""
+    starts = np.arange(flap.start_s, max(end_s, flap.start_s), flap.period_s)
+    return np.stack([starts, starts + flap.down_s], axis=1)
 
 
 def _collectives(views: list[RankView], trace: Trace, ways: Ways, meetings: list[dict[int, Meetings]]) -> None:
     parties = _Parties(trace)
     calls, places = [], []
+    keys_of_ways = [ways.order, ways.flap_order] if ways.flaps else [ways.order]
     for view in views:
-        row_ways = ways.of_rows(view.rank, view.rows)
+        row_ways = [ways.of_rows(view.rank, view.rows, key) for key in keys_of_ways]
         for number, stream in view.streams.items():
             at = np.flatnonzero(stream.whole)
             if not len(at):
@@ -76,15 +92,18 @@ def _collectives(views: list[RankView], trace: Trace, ways: Ways, meetings: list
             spans = view.spans[stream.items[at]]
             contexts = spans["context"]
             party = parties.of(view, stream.items[at], stream.end_rows[at])
-            way = _slowest_within(ways, row_ways, spans["row"], stream.end_rows[at])
+            way = [
+                _first_within(ways, mine, spans["row"], stream.end_rows[at], key)
+                for mine, key in zip(row_ways, keys_of_ways, strict=True)
+            ]
             n = len(at)
             came = view.resumed(spans["start_s"])
-            columns = (np.full(n, number), contexts, party, _ordinals(contexts), came, way)
+            columns = (np.full(n, number), contexts, party, _ordinals(contexts), came, way[0], way[-1])
             calls.append(np.stack([np.asarray(c, dtype=np.float64) for c in columns]))
             places.append((view.rank, number, at))
     if not calls:
         return
-    number, context, party, ordinal, start, way = np.concatenate(calls, axis=1)
+    number, context, party, ordinal, start, way, flapping = np.concatenate(calls, axis=1)
     party = parties.roots(context.astype(np.int64), party.astype(np.int64))
     rank = np.repeat([r for r, _, _ in places], [len(at) for _, _, at in places])
     # Members of one call stand together, the last arrival at the end of each run.
@@ -93,19 +112,22 @@ def _collectives(views: list[RankView], trace: Trace, ways: Ways, meetings: list
     first = np.flatnonzero(np.append(True, (np.diff(keys) != 0).any(axis=0)))
     sizes = np.diff(np.append(first, len(order)))
     last = order[first + sizes - 1]
-    slowest = _minimum(ways, way.astype(np.int64)[order], first)
+    slowest = _first_of(ways, way.astype(np.int64)[order], first, ways.order)
+    flapping = _first_of(ways, flapping.astype(np.int64)[order], first, ways.flap_order)
     # Where this rank's own way is as slow as the slowest, that one is named.
     rates = np.array([known.bytes_per_s for known in ways.known])
-    values = np.empty((4, len(order)))
-    values[:, order] = np.repeat(np.stack([start[last], rank[last], number[last], slowest]), sizes, axis=1)
+    values = np.empty((5, len(order)))
+    of_call = np.stack([start[last], rank[last], number[last], slowest, flapping])
+    values[:, order] = np.repeat(of_call, sizes, axis=1)
     own, by = way.astype(np.int64), values[3].astype(np.int64)
     values[3] = np.where(rates[own] == rates[by], own, by)
+    flaps = np.array([known.flap for known in ways.known])[values[4].astype(np.int64)]
     begin = 0
     for r, s, at in places:
-        met, who, stream_number, by = values[:, begin : begin + len(at)]
+        met, who, stream_number, by, _ = values[:, begin : begin + len(at)]
         mine = meetings[r][s]
         mine.met_s[at], mine.rank[at], mine.stream[at], mine.way[at] = met, who, stream_number, by
-        mine.own_s[at] = start[begin : begin + len(at)]
+        mine.own_s[at], mine.flap[at] = start[begin : begin + len(at)], flaps[begin : begin + len(at)]
         begin += len(at)
 
 
@@ -120,8 +142,10 @@ def _ordinals(keys: np.ndarray) -> np.ndarray:
     return ordinals
 
 
-def _slowest_within(ways: Ways, row_ways: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
-    """Return the slowest way among the rows of each collective."""
+def _first_within(
+    ways: Ways, row_ways: np.ndarray, first: np.ndarray, last: np.ndarray, key: Callable[[int], tuple]
+) -> np.ndarray:
+    """Return the first way by `key` among the rows of each collective."""
     rows = np.flatnonzero(row_ways != NOWHERE)
     lo, hi = np.searchsorted(rows, first), np.searchsorted(rows, last, side="right")
     found = np.full(len(first), NOWHERE)
@@ -130,16 +154,16 @@ def _slowest_within(ways: Ways, row_ways: np.ndarray, first: np.ndarray, last: n
         # Rows between two collectives fall into every other range, which is thrown away.
         cuts = np.stack([lo[busy], hi[busy]], axis=1).ravel()
         padded = np.append(row_ways[rows], NOWHERE)
-        found[busy] = _minimum(ways, padded, cuts)[::2]
+        found[busy] = _first_of(ways, padded, cuts, key)[::2]
     return found
 
 
-def _minimum(ways: Ways, numbers: np.ndarray, cuts: np.ndarray) -> np.ndarray:
-    """Return the slowest way from each cut to the next."""
-    by_speed = np.array(sorted(range(len(ways.known)), key=ways.order))
-    place = np.empty(len(by_speed), dtype=np.int64)
-    place[by_speed] = np.arange(len(by_speed))
-    return by_speed[np.minimum.reduceat(place[numbers], cuts)]
+def _first_of(ways: Ways, numbers: np.ndarray, cuts: np.ndarray, key: Callable[[int], tuple]) -> np.ndarray:
+    """Return the first way by `key` from each cut to the next."""
+    ordered = np.array(sorted(range(len(ways.known)), key=key))
+    place = np.empty(len(ordered), dtype=np.int64)
+    place[ordered] = np.arange(len(ordered))
+    return ordered[np.minimum.reduceat(place[numbers], cuts)]
 
 
 class _Parties:
@@ -210,7 +234,9 @@ def _waits(views: list[RankView], messages: Messages, ways: Ways, meetings: list
             mine.stream[where] = np.where(known >= 0, messages.stream[known], -1)
             used = np.array([messages.way(ways, m) for m in message.tolist()])
             first = np.flatnonzero(np.append(True, np.diff(wait) != 0))
-            mine.way[where] = _minimum(ways, used, first)
+            mine.way[where] = _first_of(ways, used, first, ways.order)
+            flapping = _first_of(ways, used, first, ways.flap_order)
+            mine.flap[where] = [ways.known[number].flap for number in flapping.tolist()]
 
 
 def _sends(views: list[RankView], messages: Messages, ways: Ways, meetings: list[dict[int, Meetings]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +16,15 @@ NOWHERE = 0  # way of a rank that sends to nobody but itself
 
 @dataclass(frozen=True)
 class Way:
-    """How fast a route is at best, the class that its transport belongs to, and its slowest link's index."""
+    """How fast a route is at best, the class that its transport belongs to, and its slowest link's index.
+
+    `flap` is the number of the declared flap of one of its links, -1 without one.
+    """
 
     bytes_per_s: float
     link_class: int
     link: int
+    flap: int = -1
 
 
 class Ways:
@@ -33,6 +38,8 @@ class Ways:
         self._peers: dict[int, np.ndarray] = {}
         self._positions: dict[int, dict[int, int]] = {}
         self.known: list[Way] = []
+        self.flaps = tuple(getattr(cluster, "link_flaps", ()))
+        self._flap_of = {flap.link: number for number, flap in enumerate(self.flaps)}
         self._number(Way(float("inf"), len(LINK_CLASSES) - 1, -1))
 
     def _number(self, way: Way) -> int:
@@ -57,18 +64,19 @@ class Ways:
         rate = min([*rates, route.cap_bytes_per_s])
         kind = self._cluster.transport(route.transport).kind
         link_class = LINK_CLASSES.index(kind) if kind in LINK_CLASSES else len(LINK_CLASSES) - 1
-        return Way(rate, link_class, route.links[slowest] if rates else -1)
-
-    def slowest(self, numbers: np.ndarray) -> int:
-        """Return the slowest of some ways."""
-        return min(set(numbers.tolist()), key=self.order, default=NOWHERE)
+        flap = max((self._flap_of.get(link, -1) for link in route.links), default=-1)
+        return Way(rate, link_class, route.links[slowest] if rates else -1, flap)
 
     def order(self, number: int) -> tuple[float, int]:
         """Sort key of a way: slow ones first."""
         return self.known[number].bytes_per_s, number
 
-    def of_call(self, template: int, group: int, rank: int) -> int:
-        """Return the slowest way on which `rank` sends or receives in a call of a template."""
+    def flap_order(self, number: int) -> tuple[bool, int]:
+        """Sort key of a way: those that flap first."""
+        return self.known[number].flap < 0, number
+
+    def of_call(self, template: int, group: int, rank: int) -> list[int]:
+        """Return the ways on which `rank` sends or receives in a call of a template."""
         members = self._trace.groups[group]
         if group not in self._positions:
             self._positions[group] = {member: i for i, member in enumerate(members)}
@@ -78,10 +86,13 @@ class Ways:
             self._peers[template] = np.unique(rows["a"][messages])
         mine = self._positions[group][rank]
         peers = [members[(mine + int(a)) % len(members)] for a in self._peers[template]]
-        return self.slowest(np.array([self.pair(rank, peer) for peer in peers], dtype=np.int64))
+        return [self.pair(rank, peer) for peer in peers]
 
-    def of_rows(self, rank: int, rows: np.ndarray) -> np.ndarray:
-        """Return the way of each SEND, RECV and CALL row of a rank, NOWHERE for other rows."""
+    def of_rows(self, rank: int, rows: np.ndarray, key: Callable[[int], tuple]) -> np.ndarray:
+        """Return the way of each SEND, RECV and CALL row of a rank, NOWHERE for other rows.
+
+        Of the several ways of a CALL it is the first by `key`.
+        """
         ways = np.full(len(rows), NOWHERE, dtype=np.int64)
         op = rows["op"]
         for kind in (Op.SEND, Op.RECV):
@@ -92,6 +103,6 @@ class Ways:
         at = np.flatnonzero(op == Op.CALL)
         calls = rows["a"][at].astype(np.int64) << 32 | rows["b"][at]
         distinct, where = np.unique(calls, return_inverse=True)
-        known = [self.of_call(int(c >> 32), int(c & 0xFFFFFFFF), rank) for c in distinct]
+        known = [min(self.of_call(int(c >> 32), int(c & 0xFFFFFFFF), rank), key=key, default=NOWHERE) for c in distinct]
         ways[at] = np.array(known, dtype=np.int64)[where]
         return ways
