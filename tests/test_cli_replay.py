@@ -127,6 +127,8 @@ def test_a_trace_that_holds_answers_is_not_timed_elsewhere(trace, tmp_path):
     assert replayed(bound)["cluster"]["name"] == "pcie4"
     with pytest.raises(TraceError, match="asked for time or order and was answered on pcie4"):
         call("replay", bound, "--cluster", "tcp-10g")
+    with pytest.raises(TraceError, match="asked for time or order"):
+        call("replay", bound, "--set", "slow=0:0.5")
 
 
 CHOICE = "all_reduce of 40000000 bytes on 4 ranks"
