@@ -285,7 +285,7 @@ def _header(
     marks: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     told = {"decisions": dict(decisions), "marks": dict(marks or {}), "program": dict(program or {})}
-    return {"cluster": cluster.name, **told}
+    return {"cluster": cluster.name, "cluster_sha256": cluster.sha256, **told}
 
 
 def _started_by_mpirun() -> bool:

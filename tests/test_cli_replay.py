@@ -131,6 +131,13 @@ def test_a_trace_that_holds_answers_is_not_timed_elsewhere(trace, tmp_path):
         call("replay", bound, "--set", "slow=0:0.5")
 
 
+def test_a_trace_of_a_changed_cluster_says_that_its_name_is_not_all(tmp_path):
+    path = tmp_path / "slow.emu"
+    run(train, "pcie4", 2, way="local", slow="1:0.5").trace.save(path)
+    assert "recorded on pcie4 with settings of its own" in call("replay", str(path)).stderr
+    assert call("replay", str(path), "--set", "slow=1:0.5").stderr == ""
+
+
 CHOICE = "all_reduce of 40000000 bytes on 4 ranks"
 
 

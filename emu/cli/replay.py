@@ -51,11 +51,13 @@ def replay(
 
     began = time.perf_counter()
     loaded = Trace.load(trace)
-    recorded_on = loaded.header.get("cluster")
+    recorded_on, digest = loaded.header.get("cluster"), loaded.header.get("cluster_sha256")
     made = cluster_of(loaded, trace, cluster, link, settings)
     loaded, note = fit(loaded, trace, made, profile, keep_decisions)
     if note:
         click.echo(f"note: {note}", err=True)
+    if cluster is None and link is None and not settings and digest not in (None, made.sha256):
+        click.echo(f"note: recorded on {recorded_on} with settings of its own; --set tells them again", err=True)
     timeline = time_trace(loaded, made, profile, detail=_detail(loaded))
     found = _object(loaded, trace, made, timeline, profile, settings)
     found |= {"recorded_on": recorded_on, "note": note}
@@ -86,8 +88,8 @@ def cluster_of(trace: Trace, path: str, cluster: str | None, link: str | None, s
             raise ConfigError(f"{path}: does not say which cluster it was recorded on; name one with --cluster")
         cluster = str(recorded)
     made = make_cluster(cluster, link, settings, trace.world_size)
-    order = trace.header.get("marks", {}).get("order")
-    same = order == made.sha256 or (order == made.name and not settings)
+    order, digest = trace.header.get("marks", {}).get("order"), trace.header.get("cluster_sha256")
+    same = digest == made.sha256 if digest else order == made.name and not settings
     if order is not None and not same:
         raise TraceError(
             f"{path}: the program asked for time or order and was answered on {order}; on another cluster the answers "

@@ -38,6 +38,7 @@ class Plan:
         measured = {} if self.speedup is None else {"compute": f"measured, speedup {self.speedup:g}"}
         return {
             "cluster": self.cluster.name,
+            "cluster_sha256": self.cluster.sha256,
             "decisions": dict(decisions),
             "marks": {**marks, **measured},
             "program": {"name": "run", "script": self.script.path.name, "arguments": list(self.script.argv[1:])},
