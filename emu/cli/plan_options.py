@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +12,7 @@ from emu.errors import ConfigError
 from emu.units import parse_bytes
 
 if TYPE_CHECKING:
+    from emu.cluster import Cluster
     from emu.parallel.plan import Plan
 
 _COUNT = click.IntRange(min=1)
@@ -29,7 +31,7 @@ def read_plan(asked: Mapping[str, Any]) -> Plan:
     from emu.parallel.plan import DTYPES, Plan
     from emu.parallel.sharded import Stage3
 
-    given = dict(asked)
+    given = _defaults(dict(asked))
     prefix = "stage3_"
     limits = {name[len(prefix) :]: given.pop(name) for name in list(given) if name.startswith(prefix)}
     limits = {name: _whole(prefix + name, value) for name, value in limits.items() if value is not None}
@@ -44,6 +46,31 @@ def read_plan(asked: Mapping[str, Any]) -> Plan:
     return Plan(bucket_bytes=bucket_bytes, stage3=stage3, **given)
 
 
+def _defaults(given: dict[str, Any]) -> dict[str, Any]:
+    """Fill in what was not said: real sizes run one step in bf16 and recompute; the small models train 20 in fp32."""
+    from emu.parallel.tasks import TASKS, find_task
+
+    small = given["model"] in TASKS
+    if given["steps"] is None:
+        given["steps"] = 20 if small else 1
+    if given["dtype"] is None:
+        given["dtype"] = "float32" if small else "bfloat16"
+    if given["recompute"] is None:
+        given["recompute"] = not small and find_task(given["model"], dry=True).splits
+    return given
+
+
+def with_algorithm(plan: Plan, cluster: Cluster, ranks: int) -> Plan:
+    """Return the plan with `auto` settled: two levels between nodes that are all full, else a ring."""
+    if plan.algorithm != "auto":
+        return plan
+    nodes = [cluster.node_of(rank) for rank in range(ranks)]
+    several = len(set(nodes)) > 1 and len({nodes.count(node) for node in set(nodes)}) == 1
+    spread = plan.tp < nodes.count(nodes[0])  # else a replica's ranks have a node of their own each
+    two = several and spread and plan.strategy != "ps" and not plan.deterministic
+    return replace(plan, algorithm="hierarchical" if two else "ring")
+
+
 def _whole(name: str, value: float) -> int:
     if value != int(value):
         raise ConfigError(f"--{name.replace('_', '-')}: a whole number of elements is expected, got {value}")
@@ -55,19 +82,19 @@ _OPTIONS = (
                  help="What to train; with --dry also a model of the catalogue, or your own .toml or .csv of layers."),
     click.option("--strategy", default="ddp", show_default=True, metavar="ddp|ps|zero1|zero2|zero3",
                  help="How replicas are kept the same."),
-    click.option("--algorithm", default="ring", show_default=True,
-                 help="All-reduce algorithm; of ZeRO's collectives: ring or hierarchical."),
+    click.option("--algorithm", default="auto", show_default=True,
+                 help="All-reduce algorithm; of ZeRO's collectives: ring or hierarchical (auto: between nodes)."),
     click.option("--server", default="shared", show_default=True, metavar="shared|dedicated", help="The server of ps."),
     click.option("--bucket", default="25 MiB", show_default=True, help="Gradient bucket size."),
     click.option("--first-bucket", metavar="SIZE", help="Size of the first bucket [1 MiB]."),
     click.option("--batch", default=128, show_default=True, type=_COUNT, help="Global batch size."),
     click.option("--micro-batches", default=1, show_default=True, type=_COUNT,
                  help="Parts of each worker's batch, one after another; their gradients accumulate."),
-    click.option("--steps", default=20, show_default=True, type=_COUNT, help="Training steps."),
+    click.option("--steps", type=_COUNT, help="Training steps [20; 1 at real sizes]."),
     click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0),
                  help="Seed of weights and batches."),
-    click.option("--dtype", default="float32", show_default=True, metavar="fp64|fp32|tf32|fp16|bf16",
-                 help="Precision; 16-bit weights have float32 masters."),
+    click.option("--dtype", metavar="fp64|fp32|tf32|fp16|bf16",
+                 help="Precision; 16-bit weights have float32 masters [fp32; bf16 at real sizes]."),
     click.option("--length", type=_COUNT, help="Length of sequences [the model's own]."),
     click.option("--tp", default=1, show_default=True, type=_COUNT, help="Parts of each layer (tensor parallel)."),
     click.option("--pp", default=1, show_default=True, type=_COUNT, help="Parts of the layers (pipeline parallel)."),
@@ -75,7 +102,8 @@ _OPTIONS = (
                  help="Order in the pipeline."),
     click.option("--via", default="p2p", show_default=True, metavar="p2p|gpudirect|host",
                  help="How activations go from stage to stage."),
-    click.option("--recompute", is_flag=True, help="Keep only the inputs of blocks; run them again in backward."),
+    click.option("--recompute/--no-recompute", default=None,
+                 help="Keep only the inputs of blocks; run them again in backward [for transformers at real sizes]."),
     click.option("--overlap/--no-overlap", default=True, help="Communicate while backward goes on."),
     click.option("--deterministic", is_flag=True, help="Add in one order whatever the buckets are."),
     click.option("--hook", default="none", show_default=True, metavar="none|fp16|topk|onebit|powersgd",

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from emu.cli.dry import MOST_RANKS, record, speed, timed
 from emu.cli.options import cluster_options, folder_for, make_cluster, ranks_options
-from emu.cli.plan_options import plan_options, read_plan
+from emu.cli.plan_options import plan_options, read_plan, with_algorithm
 from emu.cli.provenance import provenance
 from emu.cli.wall_options import read_pace, wall_options
 from emu.errors import ConfigError
@@ -102,8 +103,8 @@ def _without_ranks(argv: list[str]) -> list[str]:
     return kept
 
 
-def _check(plan: Plan, options: Options, ranks: int | None, dry: bool) -> Cluster:
-    """Check everything that can be checked before any work; return the cluster."""
+def _check(plan: Plan, options: Options, ranks: int | None, dry: bool) -> tuple[Plan, Cluster]:
+    """Check everything that can be checked before any work; return the plan without open questions, and the cluster."""
     from emu.engine.profiles import find_profile
     from emu.parallel.training import check
 
@@ -112,8 +113,9 @@ def _check(plan: Plan, options: Options, ranks: int | None, dry: bool) -> Cluste
     ranks = ranks or cluster.size
     if ranks < 2:
         raise ConfigError(f"ranks: at least 2 are expected, got {ranks}; mpirun -n 4 emu train")
+    plan = with_algorithm(plan, cluster, ranks)
     check(plan, ranks, dry)
-    return cluster
+    return plan, cluster
 
 
 def _train_here(plan: Plan, options: Options, ranks: int | None, dry: bool) -> None:
@@ -121,13 +123,17 @@ def _train_here(plan: Plan, options: Options, ranks: int | None, dry: bool) -> N
     from emu.program import run_here
 
     began = time.perf_counter()
-    cluster = _check(plan, options, ranks, dry)
+    plan, cluster = _check(plan, options, ranks, dry)
     ranks = ranks or cluster.size
     folder = folder_for(options.output, "train")
+    if dry:
+        outcome, trace = record(plan, cluster, ranks, options.profile, _program(plan))
+        _report(plan, options, cluster, folder, outcome, trace, began, dry=True)
+        return
     told = _Progress(plan)
     outcomes, trace, _ = run_here(
-        lambda gpu: program(gpu, plan, told if gpu.rank == 0 and not dry else None),
-        cluster, ranks, dry=dry, device=options.device, profile=options.profile, program=_program(plan),
+        lambda gpu: program(gpu, plan, told if gpu.rank == 0 else None),
+        cluster, ranks, device=options.device, profile=options.profile, program=_program(plan),
     )  # fmt: skip
     _report(plan, options, cluster, folder, outcomes[0], trace, began)
 
@@ -141,7 +147,7 @@ def _train_mpi(plan: Plan, options: Options) -> None:
     began = time.perf_counter()
     world = MpiWorld()
     try:
-        cluster = _check(plan, options, world.size, dry=False)
+        plan, cluster = _check(plan, options, world.size, dry=False)
         folder = folder_for(options.output, "train") if world.rank == 0 else Path()
         wall = _begin_wall(world, cluster, options)
         gpu = wall.gpu if wall else mpi_gpu(world, cluster, options.device)
@@ -188,7 +194,7 @@ def _program(plan: Plan) -> dict[str, Any]:
 
 def _report(
     plan: Plan, options: Options, cluster: Cluster, folder: Path, outcome: Outcome, trace: Trace, began: float,
-    lateness: Told | None = None,
+    lateness: Told | None = None, dry: bool = False,
 ) -> None:
     """Time the trace, compare, write the files, and print."""
     from emu.program import replay
@@ -196,17 +202,21 @@ def _report(
     from emu.report.perfetto import write_perfetto
     from emu.report.summary import write_json
 
-    timeline = replay(trace, cluster, profile=options.profile)
+    timeline = (timed if dry else replay)(trace, cluster, profile=options.profile)
+    small = trace.world_size <= MOST_RANKS
     alone = _one_rank(plan, options) if options.one_rank and outcome.losses else None
     links = _links(plan, trace, cluster, outcome) if options.what_if and _can_compare(plan) else []
-    trace.save(folder / "trace.emu")
-    write_perfetto(timeline, folder / "timeline.json")
+    if small or options.output is not None:
+        trace.save(folder / "trace.emu")
+    if small:
+        write_perfetto(timeline, folder / "timeline.json")
     found = told.summary(plan, outcome, alone, timeline, links, {
         "cluster": _cluster_told(cluster, options),
         "output": str(folder),
         "trace": str(folder / "trace.emu"),
         "wall_s": time.perf_counter() - began,
         **provenance(),
+        **({"speed": speed(plan, cluster, timeline)} if dry else {}),
         **({"wall_clock": lateness.json()} if lateness else {}),
     })  # fmt: skip
     write_json(found, folder / "summary.json")

@@ -64,8 +64,8 @@ def _take(
     for i, (template, context) in enumerate(kinds.tolist()):
         comm, place = comms[by_context[context]], places[by_context[context]]
         groups = log.tables.groups
-        group = groups.setdefault(comm.group, len(groups))
-        mine[i] = _template(log, comm, place[2], template), group, comm.context
+        number = groups.setdefault(comm.group, len(groups))
+        mine[i] = _template(log, comm, place[2], template), number, comm.context
     which = which.reshape(-1)
     posts = [[requests_in(log.tables.templates[t].rows) for t in each] for each in (kinds[:, 0], mine[:, 0])]
     posted = _renumber(rows, calls, *(np.array(each, np.int64)[which] for each in posts))

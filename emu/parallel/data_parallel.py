@@ -50,13 +50,14 @@ class DataParallel:
         counts: Callable[[Parameter], bool] = lambda parameter: True,
         clip_norm: float | None = None,
         loss_scale: LossScale | None = None,
+        rebuild: bool = True,
     ) -> None:
         self.gpu, self.model = gpu, model
         self.comm = comm if comm is not None else gpu.comm
         self.worker, self.workers = self.comm.rank, self.comm.size
         self.all_reduce, self.deterministic, self.hook = all_reduce, deterministic, hook
         self._sizes = bucket_bytes, first_bucket_bytes
-        self._counts, self._rebuilt = counts, False
+        self._counts, self._rebuilt = counts, not rebuild
         self.notes: list[str] = []
         made, kept = assign(model.trainable(), *self._sizes), frozen(model.parameters())
         allocate(gpu, made)

@@ -19,16 +19,28 @@ def same_groups(old: Sequence[Bucket], new: Sequence[Bucket]) -> bool:
 def take_over(gpu: Gpu, old: Sequence[Bucket], new: Sequence[Bucket], update: Update) -> None:
     """Give the new buckets buffers with the old ones' contents; `update` then works on the new ones."""
     places = {parameter: (i, start) for i, bucket in enumerate(old) for parameter, start in _starts(bucket)}
-    slots = [[state[k] for state in update.optimizer.state] for k in range(update.optimizer.rule.slots)]
-    state = [tuple(_moved(gpu, slot, bucket, places) for slot in slots) for bucket in new]
-    masters = [_moved(gpu, update.masters, bucket, places) for bucket in new]
-    old_weights = [bucket.weights for bucket in old]
-    weights = [_moved(gpu, old_weights, bucket, places, "weights") for bucket in new]
-    gradients = [flat(gpu, b, "gradients") for b in new]
-    for bucket, data, gradient in zip(new, weights, gradients, strict=True):
-        bucket.bind_weights(data)
-        bucket.bind_gradients(gradient)
-    update.weights, update.masters, update.optimizer.state = weights, masters, state
+    for bucket in old:
+        bucket.bind_gradients(None)
+    # One kind of array after the other, so that no more than one is there twice.
+    _replace(gpu, [bucket.weights for bucket in old], new, places, update)
+    for bucket in old:
+        bucket.weights = None
+    update.masters = [_moved(gpu, update.masters, bucket, places) for bucket in new]
+    slots = []
+    for k in range(update.optimizer.rule.slots):
+        slots.append([_moved(gpu, [state[k] for state in update.optimizer.state], bucket, places) for bucket in new])
+    update.optimizer.state = [tuple(slot[i] for slot in slots) for i in range(len(new))]
+    for bucket in new:
+        bucket.bind_gradients(flat(gpu, bucket, "gradients"))
+
+
+def _replace(
+    gpu: Gpu, arrays: Sequence[Any], new: Sequence[Bucket], places: dict[Any, tuple[int, int]], update: Update
+) -> None:
+    """Give the new buckets weights of their own, with the old ones' values."""
+    update.weights = [_moved(gpu, arrays, bucket, places, "weights") for bucket in new]
+    for bucket, weights in zip(new, update.weights, strict=True):
+        bucket.bind_weights(weights)
 
 
 def _starts(bucket: Bucket) -> list[tuple[Any, int]]:

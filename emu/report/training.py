@@ -10,7 +10,8 @@ from emu.report.tables import grid, render, step_table
 from emu.timeline import Timeline
 from emu.units import format_bytes, format_time
 
-SAME_LOSS = {"float64": 1e-9, "float32": 1e-4, "tf32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}  # relative difference up to which training is the same
+# relative difference up to which training is the same
+SAME_LOSS = {"float64": 1e-9, "float32": 1e-4, "tf32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 
 
 def summary(
@@ -111,7 +112,7 @@ def _grid(found: Mapping[str, Any]) -> str:
 
 def _result(found: Mapping[str, Any]) -> str:
     if found["loss"] is None:
-        return "dry run: no bytes, no loss"
+        return "\n".join(["dry run: no bytes, no loss", *_speed(found), *_memory(found["memory"])])
     lines = [f"loss {found['loss']:.6f} after {found['steps']} steps{_accuracy(found['accuracy'])}"]
     if found["loss_one_rank"] is not None:
         off, limit = found["loss_relative_difference"], SAME_LOSS[found["dtype"]]
@@ -123,6 +124,25 @@ def _result(found: Mapping[str, Any]) -> str:
     equal = "equal bit for bit" if found["replicas_equal"] else "NOT equal"
     lines.append(f"parameters on all {found['ranks']} ranks: {equal}")
     return "\n".join(lines)
+
+
+def _speed(found: Mapping[str, Any]) -> list[str]:
+    speed = found.get("speed")
+    if speed is None:
+        return []
+    return [
+        f"step {format_time(speed['last_step_s'])}: {speed['flops_per_gpu_per_s'] / 1e12:.1f} TFLOP/s a GPU of the "
+        f"model's own FLOPs ({100 * speed['share_of_peak']:.0f} % of peak), {speed['examples_per_s']:,.1f} examples/s"
+    ]
+
+
+def _memory(memory: Mapping[str, Any]) -> list[str]:
+    """Tell the memory of rank 0 at its peak, the largest part first."""
+    parts = sorted(((n, purpose) for purpose, n in memory["at_peak"].items() if n), reverse=True)
+    held = ", ".join(f"{purpose} {format_bytes(n)}" for n, purpose in parts)
+    capacity = memory.get("capacity_bytes")
+    of = f" of {format_bytes(int(capacity))}" if capacity else ""
+    return [f"memory of rank 0 at its peak: {format_bytes(memory['peak_bytes'])}{of} ({held})"]
 
 
 def _accuracy(value: float | None) -> str:
@@ -162,6 +182,8 @@ def _links(found: Mapping[str, Any]) -> str:
 
 def _files(found: Mapping[str, Any]) -> str:
     output = found["output"]
+    if found["ranks"] > 64:
+        return f"{output}/summary.json   all of this as JSON; add --output DIR to save the trace"
     return (
         f"{output}/trace.emu      the trace: emu replay {output}/trace.emu --cluster NAME\n"
         f"{output}/summary.json   all of this as JSON\n"
