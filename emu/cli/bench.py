@@ -15,6 +15,7 @@ from emu.errors import ConfigError
 
 if TYPE_CHECKING:
     from emu.comm.communicator import Comm
+    from emu.comm.mpi import MpiWorld
     from emu.verify.bandwidth import Measured, Row
     from emu.verify.measure import Job
 
@@ -67,8 +68,9 @@ def bench(
     from emu.verify.bandwidth import parse_size, sizes
     from emu.verify.measure import Job, measure_size
 
-    comm = _mpi_comm(ngpus, dry, timeout)
-    p = comm.size if comm is not None else ngpus or 4
+    world = _mpi_world(ngpus, dry, timeout)
+    comm = _comm_of(world) if world is not None else None
+    p = world.size if world is not None else ngpus or 4
     first, last, step = parse_size("-b", minbytes), parse_size("-e", maxbytes), parse_size("-i", stepbytes)
     swept = list(sizes(first, last, step, stepfactor))
     find(collective, algorithm)
@@ -78,19 +80,22 @@ def bench(
     types, ops = _chosen("-d", datatype, TYPES, ALL_TYPES), _chosen("-o", op, {o: o for o in OPS}, OPS)
     machine = make_cluster(cluster, link, settings, p)
     job = Job(collective, algorithm, machine, p, profile, iters, warmup_iters, agg_iters, bool(check), dry, average)
-    contract, rows = job.contract, []
-    for each_type in types:
-        for each_op in ops if contract.reduces else ("sum",):
-            for each_root in roots if contract.rooted else (0,):
-                for size in swept:
-                    rows.append(measure_size(job, size, _dtype(each_type), each_op, each_root, comm))
-    wrong = sum(way.wrong or 0 for row in rows for way in (row.out_of_place, row.in_place) if way is not None)
-    if comm is None or comm.rank == 0:
-        _tell(job, rows, wrong, as_json, output_file, plot)
+    measured = [
+        measure_size(job, size, _dtype(each_type), each_op, each_root, comm)
+        for each_type in types
+        for each_op in (ops if job.contract.reduces else ["sum"])
+        for each_root in (roots if job.contract.rooted else [0])
+        for size in swept
+    ]
+    wrong = sum(told or 0 for each in measured for told, _ in each.told)
+    if world is None or world.rank == 0:  # emulated time is the same for all
+        _tell(job, [each.row() for each in measured], wrong, as_json, output_file, plot)
+    if world is not None:
+        world.tell(None)  # the others sleep until then
     return 1 if wrong else 0
 
 
-def _mpi_comm(ngpus: int | None, dry: bool, timeout: float | None) -> Comm | None:
+def _mpi_world(ngpus: int | None, dry: bool, timeout: float | None) -> MpiWorld | None:
     from emu.comm.mpi_start import started_by_mpirun
 
     if timeout is not None:
@@ -99,11 +104,15 @@ def _mpi_comm(ngpus: int | None, dry: bool, timeout: float | None) -> Comm | Non
         return None
     if ngpus is not None or dry:
         raise ConfigError("-g: under mpirun every process is a rank, got -g or --dry; leave mpirun or them out")
-    from emu.comm.communicator import Comm
     from emu.comm.mpi import MpiWorld
+
+    return MpiWorld()
+
+
+def _comm_of(world: MpiWorld) -> Comm:
+    from emu.comm.communicator import Comm
     from emu.comm.recording import Log
 
-    world = MpiWorld()
     return Comm(world.wire, Log(world.rank), range(world.size))
 
 

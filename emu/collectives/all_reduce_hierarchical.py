@@ -1,6 +1,7 @@
 """All-reduce in nodes first, between nodes second. In place. n is the length of x in bytes."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from emu.collectives.all_gather import ring_gather
@@ -35,44 +36,46 @@ def hierarchical_all_reduce(
         raise ConfigError(
             f"hierarchical_all_reduce: between must be one of {', '.join(BETWEEN)}, got {between!r}; choose one"
         )
-    members = members_of(nodes_of(comm, nodes))
-    mine = next(node for node in members if comm.rank in node)
-    lanes = min(len(node) for node in members)
+    places = nodes_of(comm, nodes)
+    members, lanes = members_of(places)
+    mine = members[places[comm.rank]]
     group = Among(comm, mine)
     cut = (*even_cuts(x.size, lanes), *[x.size] * (group.size - lanes))
     ring_reduce(group, x, cut, plain)
     lane = group.rank
     if lane < lanes:
-        across = Among(comm, [node[lane] for node in members])
+        across = Among(comm, [node[lane] for node in members.values()])
         BETWEEN[between](across, x[cut[lane] : cut[lane + 1]], plain)
     ring_gather(group, x, cut)
     finish(comm, x, op, comm.size)
 
 
-def nodes_of(comm: Any, nodes: Sequence[int] | None) -> Sequence[int]:
+def nodes_of(comm: Any, nodes: Sequence[int] | None) -> tuple[int, ...]:
     """Return each rank's node, as given or as the cluster has them; raise ConfigError otherwise."""
     if nodes is None and getattr(comm, "cluster", None) is not None:
-        nodes = nodes_on(comm.cluster, comm.group)
+        return nodes_on(comm.cluster, comm.group)
     if nodes is None or len(nodes) != comm.size:
         raise ConfigError(
             f"hierarchical_all_reduce: nodes must name the node of each of {comm.size} ranks, got "
             f"{None if nodes is None else list(nodes)}; give one a rank, or run on a named cluster"
         )
-    return nodes
+    return tuple(nodes)
 
 
-def nodes_on(cluster: Any, group: Sequence[int]) -> tuple[int, ...]:
+@lru_cache(maxsize=16)
+def nodes_on(cluster: Any, group: tuple[int, ...]) -> tuple[int, ...]:
     """Return the node of each of these world ranks on a cluster."""
     return tuple(cluster.node_of(rank) for rank in group)
 
 
-def members_of(nodes: Sequence[int]) -> list[list[int]]:
-    """List the ranks of each node, nodes in the order of their first rank.
+@lru_cache(maxsize=16)
+def members_of(nodes: tuple[int, ...]) -> tuple[dict[int, list[int]], int]:
+    """List the ranks of each node, nodes in the order of their first rank; and the size of the smallest.
 
-    >>> members_of([0, 0, 1, 0])
-    [[0, 1, 3], [2]]
+    >>> members_of((0, 0, 1, 0))
+    ({0: [0, 1, 3], 1: [2]}, 1)
     """
     members: dict[int, list[int]] = {}
     for rank, node in enumerate(nodes):
         members.setdefault(node, []).append(rank)
-    return list(members.values())
+    return members, min(len(node) for node in members.values())

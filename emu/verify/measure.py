@@ -64,31 +64,41 @@ class Inputs(Sequence[np.ndarray]):
         return np.resize(pattern.astype(self.dtype), self.size)
 
 
-def measure_size(job: Job, size_bytes: int, dtype: np.dtype, op: str, root: int, comm: Comm | None = None) -> Row:
+@dataclass(frozen=True)
+class Measurement:
+    """What was measured at one size, out of place and in place: wrong elements and seconds a call of each."""
+
+    calls: tuple[_Call, ...]
+    told: tuple[tuple[int | None, float | None], ...]
+
+    def row(self) -> Row:
+        """Add the emulated times."""
+        first = self.calls[0]
+        job, n, contract = first.job, first.n, first.job.contract
+        size = n * first.dtype.itemsize * job.chunks
+        ways = []
+        for call, (wrong, wall_s) in zip(self.calls, self.told, strict=True):
+            time_s = call.emulated_s()
+            algbw = size / time_s if time_s else 0.0
+            ways.append(Measured(time_s, algbw, algbw * bus_factor(job.collective, job.p), wrong, wall_s))
+        op, root = first.op if contract.reduces else "none", first.root if contract.rooted else -1
+        return Row(size, n, first.dtype.name, op, root, ways[0], ways[1] if len(ways) > 1 else None)
+
+
+def measure_size(
+    job: Job, size_bytes: int, dtype: np.dtype, op: str, root: int, comm: Comm | None = None
+) -> Measurement:
     """Measure one size; `comm` is this rank's under MPI, else the ranks run in this process. Collective."""
     n = size_bytes // dtype.itemsize // job.chunks
-    actual = n * dtype.itemsize * job.chunks
-    ways = [_measured(job, n, dtype, op, root, in_place, comm) for in_place in (False, True)]
-    contract = job.contract
-    return Row(
-        actual, n, dtype.name, op if contract.reduces else "none", root if contract.rooted else -1, ways[0],
-        ways[1] if job.collective != "all_to_all" else None,
-    )  # fmt: skip
+    placements = (False,) if job.collective == "all_to_all" else (False, True)
+    calls = tuple(_Call(job, n, dtype, op, root, in_place) for in_place in placements)
+    return Measurement(calls, tuple(_told(job, call, comm) for call in calls))
 
 
-def _measured(
-    job: Job, n: int, dtype: np.dtype, op: str, root: int, in_place: bool, comm: Comm | None
-) -> Measured:
-    call = _Call(job, n, dtype, op, root, in_place)
-    time_s = call.emulated_s() if comm is None or comm.rank == 0 else 0.0  # rank 0 tells
+def _told(job: Job, call: _Call, comm: Comm | None) -> tuple[int | None, float | None]:
     if job.dry:
-        wrong, wall_s = None, None
-    else:
-        told = [call.on(comm)] if comm is not None else run_local(call.on, job.p)[0]
-        wrong, wall_s = told[0]
-    size = n * job.chunks * dtype.itemsize
-    algbw = size / time_s if time_s else 0.0
-    return Measured(time_s, algbw, algbw * bus_factor(job.collective, job.p), wrong, wall_s)
+        return None, None
+    return call.on(comm) if comm is not None else run_local(call.on, job.p)[0][0]
 
 
 @dataclass(frozen=True)
