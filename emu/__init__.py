@@ -31,6 +31,8 @@ _WHERE = {
     "Comm": "emu.comm", "Cost": "emu.gpu", "Gpu": "emu.gpu", "EmuError": "emu.errors",
     "Run": "emu.program", "replay": "emu.program", "run": "emu.program",
     "Timeline": "emu.timeline", "Trace": "emu.trace",
+    **dict.fromkeys(("all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "gather", "reduce",
+                     "reduce_scatter", "scatter"), "emu.collectives"),
 }  # fmt: skip
 
 __all__ = [
