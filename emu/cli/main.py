@@ -17,6 +17,8 @@ from emu.errors import EmuError
 COMMANDS = {
     "train": ("emu.cli.train", "Train a model on emulated GPUs; see where each step goes."),
     "run": ("emu.cli.run", "Run an mpi4py program under emulation."),
+    "plan": ("emu.cli.plan", "Work out what a training run needs: memory by ZeRO stage."),
+    "compare": ("emu.cli.compare", "Train or infer in several precisions, side by side."),
     "replay": ("emu.cli.replay", "Time a saved trace on another cluster."),
     "sweep": ("emu.cli.sweep", "Time one trace on many clusters."),
     "show": ("emu.cli.show", "Show the catalogue, or draw a cluster."),

@@ -16,6 +16,7 @@ from emu.nn import data
 from emu.nn.loss import SoftmaxCrossEntropy
 from emu.nn.model import Model
 from emu.nn.split_loss import SplitCrossEntropy
+from emu.parallel.advice import advised
 from emu.parallel.alike import run_alike
 from emu.parallel.feed import DryFeed, Feed
 from emu.parallel.grid import Grid, make_grid
@@ -32,14 +33,15 @@ __all__ = ["STRATEGIES", "TASKS", "Outcome", "Plan", "Trainer", "check", "train"
 
 def train(gpu: Gpu, plan: Plan, progress: Callable[[int, float], None] | None = None) -> Outcome:
     """Train on this rank; `progress(step, loss of this rank's part)` is called after each step."""
-    if gpu.dry and plan.model not in TASKS:
-        return _train_alike(gpu, plan, progress)
-    trainer = Trainer(gpu, plan)
-    for index in range(plan.steps):
-        loss = trainer.step(index)
-        if progress is not None:
-            progress(index, loss)
-    return tell(trainer)
+    with advised(gpu, plan):
+        if gpu.dry and plan.model not in TASKS:
+            return _train_alike(gpu, plan, progress)
+        trainer = Trainer(gpu, plan)
+        for index in range(plan.steps):
+            loss = trainer.step(index)
+            if progress is not None:
+                progress(index, loss)
+        return tell(trainer)
 
 
 def _train_alike(gpu: Gpu, plan: Plan, progress: Callable[[int, float], None] | None) -> Outcome:
