@@ -228,31 +228,10 @@ class _MpiClock:
 
 
 def watch(world: MpiWorld, log: Log) -> None:
-    """Give every wait of this process its deadline."""
+    """Give every wait of this process its deadline, and name those that can't end."""
+    from emu.comm.envelope import Envelope
 
-    def told(seconds: float) -> str:
-        rows = log.rows()[-5:]
-        last = ", ".join(_row_text(row) for row in rows) or "nothing yet"
-        return f"emu: rank {world.rank} has waited {seconds:.0f} s; its last operations: {last}"
-
-    def warn(seconds: float) -> None:
-        print(f"{told(seconds)}; it gives up at {world.watch.deadline_s:.0f} s", file=sys.stderr, flush=True)
-
-    def expire(seconds: float) -> None:
-        print(f"{told(seconds)}; the deadline has passed, the job ends", file=sys.stderr, flush=True)
-        time.sleep(1.0)  # lets the other ranks tell theirs
-        world.abort(3)
-
-    world.watch.start(warn, expire)
-
-
-def _row_text(row: Any) -> str:
-    from emu.trace import Op
-
-    op = Op(int(row["op"]))
-    if op in (Op.SEND, Op.RECV):
-        return f"{op.name.lower()} {'to' if op == Op.SEND else 'from'} rank {row['a']} of {row['n']} bytes"
-    return op.name.lower()
+    Envelope(world, log, lambda text: print(text, file=sys.stderr, flush=True), world.abort).start()
 
 
 def end_job(world: MpiWorld, error: BaseException) -> None:

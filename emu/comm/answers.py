@@ -79,6 +79,13 @@ class Beside(Protocol):
     def ask(self, question: Any, told: Callable[[], str]) -> Any:
         """Suspend the rank until the engine has the answer."""
 
+    def waits(self, comm: Comm, requests: Sequence[Any]) -> None:
+        """Note which requests the rank is about to wait for; none: it goes on."""
+
+
+def _is_held(pending: Any) -> bool:
+    return getattr(pending, "held", False)
+
 
 class EngineAnswers:
     """One rank's questions to an engine."""
@@ -101,7 +108,9 @@ class EngineAnswers:
             fresh = [request for request in requests if not request.done]
             if fresh:
                 self._settle(comm, fresh, self._ask(comm, fresh, need=len(fresh)))
+        self.engine.waits(comm, requests)
         comm.wire.wait([request.pending for request in requests])
+        self.engine.waits(comm, ())
 
     def test(self, comm: Comm, requests: Sequence[Any]) -> list[bool]:
         """Tell which are done by now."""
@@ -147,10 +156,10 @@ class EngineAnswers:
         """Match receives from any source with the messages that the engine has chosen."""
         for k, source, tag in zip(answer.done, answer.sources, answer.tags, strict=True):
             pending = requests[k].pending
-            if pending.held:
+            if _is_held(pending):
                 comm.wire.choose(pending, comm.group.index(source), tag)
         if comm.wire.held:
-            self._release(comm, [r.pending for r in requests if r.pending.held])
+            self._release(comm, [r.pending for r in requests if _is_held(r.pending)])
 
     def _release(self, comm: Comm, wanted: Sequence[Any]) -> None:
         """Post receives from known ranks that were held back behind others that are still open."""

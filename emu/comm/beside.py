@@ -56,6 +56,9 @@ class EngineBeside:
             self.world.block(told)
         return asked.answer
 
+    def waits(self, comm: Any, requests: Sequence[Any]) -> None:
+        """Nothing to note: the world knows who waits."""
+
     def answer(self, world: World) -> bool:
         """Answer one question; tell whether there was one."""
         if not self.asked:

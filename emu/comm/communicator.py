@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from types import FrameType
 from typing import Any
 
@@ -78,6 +79,7 @@ class Comm:
         self.size = wire.size
         self.dry = wire.dry
         self.answers: Any = None  # who answers questions of time and order; None: what happens to come first
+        self.rows_first = False  # rows are written before the wait that they tell of, for an engine that looks on
         self.checks = True  # ranks check that they make the same collective calls
         self.templates = True  # collectives are recorded once and then by reference
         self.calls_begun = 0
@@ -129,6 +131,9 @@ class Comm:
             _refuse_strides(into if x.flags.c_contiguous else x)
         if not (0 <= to < self.size and 0 <= source < self.size):
             self._refuse_rank("send and receive", source if 0 <= to < self.size else to)
+        if self.rows_first and not log.muted:
+            self.waitall((self._irecv(into, source, tag), self._isend(x, to, tag)))
+            return
         self.wire.sendrecv(x, to, into, source, tag, log.flag)
         log.exchange(self.group[source], into.nbytes, self.group[to], x.nbytes, tag, self.context)
 
@@ -217,8 +222,8 @@ class Comm:
                 made._contexts, made.checks, made.templates = self._contexts, self.checks, self.templates
                 self.turns |= made.turns
                 made.turns = self.turns
-                made.answers = self.answers
-                made.cluster, made.decisions, made.answers = self.cluster, self.decisions, self.answers
+                made.answers, made.rows_first = self.answers, self.rows_first
+                made.cluster, made.decisions = self.cluster, self.decisions
         return made
 
     def alone(self) -> Comm:
@@ -226,14 +231,16 @@ class Comm:
         context = _ALONE - self.group[self.rank]
         made = Comm(self.wire.alone(context), self.log, [self.group[self.rank]], context)
         made._contexts, made.checks, made.templates = self._contexts, self.checks, self.templates
-        made.cluster, made.decisions, made.answers = self.cluster, self.decisions, self.answers
+        made.cluster, made.decisions = self.cluster, self.decisions
+        made.answers, made.rows_first = self.answers, self.rows_first
         return made
 
     def beside(self, wire: Any) -> Comm:
         """Return a communicator of the same members on another wire, for calls that run beside the program."""
         made = Comm(wire, self.log, self.group, self.context)
         made.checks, made.templates = self.checks, self.templates
-        made.cluster, made.decisions, made.answers = self.cluster, self.decisions, self.answers
+        made.cluster, made.decisions = self.cluster, self.decisions
+        made.answers, made.rows_first = self.answers, self.rows_first
         return made
 
     def free(self) -> None:
@@ -282,8 +289,8 @@ class Comm:
             _refuse_strides(x)
         if not 0 <= to < self.size:
             self._refuse_rank("send to", to)
-        pending = self.wire.isend(x, to, tag, log.flag)
-        return Request(self, pending, log.stream, log.send(self.group[to], tag, self.context, x.nbytes))
+        number = log.send(self.group[to], tag, self.context, x.nbytes)
+        return Request(self, self.wire.isend(x, to, tag, log.flag), log.stream, number)
 
     def _irecv(self, x: Any, source: int, tag: int) -> Request:
         log = self.log
@@ -330,7 +337,12 @@ def _runs(numbers: list[int]) -> list[tuple[int, int]]:
 
 def dtype_code(x: Any) -> int:
     """Return the trace's code of x's dtype: of the nearest one that GPUs have figures for."""
-    name = x.dtype.name
+    return _code_of(x.dtype)
+
+
+@lru_cache(maxsize=256)
+def _code_of(dtype: np.dtype) -> int:  # a dtype takes 10 us to tell its name
+    name = dtype.name
     code = DTYPE_CODE.get(name)
     if code is None:
         code = DTYPE_CODE[_NEAREST.get(name) or ("float8" if name.startswith("float8") else "uint8")]

@@ -37,10 +37,11 @@ class Parts:
 
     __slots__ = ("requests", "source", "tag", "nbytes", "kind", "exact", "wire", "done", "held", "into")
 
-    def __init__(self, wire: MpiWire, requests: list[MPI.Request], nbytes: int, kind: int, exact: bool = True) -> None:
+    def __init__(self, wire: MpiWire, requests: list[MPI.Request], nbytes: int, kind: int, exact: bool = True,
+                 source: int = -1, tag: int = -1) -> None:  # fmt: skip
         self.wire = wire
         self.requests = requests
-        self.source = self.tag = -1
+        self.source, self.tag = source, tag  # as asked for, until it has come
         self.nbytes = nbytes
         self.kind = kind  # -1: not to be checked (a send, a collective's message)
         self.exact = exact
@@ -86,6 +87,9 @@ class MpiWire:
         self.size = plain.size
         self.sites: deque[Site] = deque(maxlen=1)  # of the calls of this rank, the newest last
         self.held: list[Parts] = []  # receives whose message the engine has yet to choose
+        self.later = Agreements(plain, self.group)
+        self.latest: Call | None = None
+        self.context = 0
         self.max_message_bytes = MAX_MESSAGE_BYTES
         self._status = MPI.Status()
 
@@ -110,6 +114,7 @@ class MpiWire:
         n = x.nbytes
         if not collective:
             kind = KINDS[x.dtype] if kind is None else kind
+            asked = source, tag
             if self.held or (source < 0 and self.watch.holds):
                 return self._hold(x, source, tag, kind, exact)
             tag = tag << KIND_BITS | kind if tag >= 0 else MPI.ANY_TAG
@@ -120,7 +125,7 @@ class MpiWire:
         if n > self.max_message_bytes:
             return self._cut(comm.Irecv, x, source, tag, -1 if collective or kind is None else kind, exact)
         request = comm.Irecv((x, n, _BYTE), source, tag)
-        return request if collective else Parts(self, [request], n, kind, exact)  # type: ignore[arg-type]
+        return request if collective else Parts(self, [request], n, kind, exact, *asked)  # type: ignore[arg-type]
 
     def _hold(self, x: Any, source: int, tag: int, kind: int, exact: bool) -> Parts:
         """Keep a receive back until the engine has chosen its message."""
@@ -247,8 +252,15 @@ class MpiWire:
         return told
 
     def agree(self, call: Call) -> None:
-        """Raise MismatchError on every rank if they do not all make the same call."""
-        self.finish_agree(self.start_agree(call))
+        """Raise MismatchError on every rank if they do not all make the same call.
+
+        Beside an engine, ranks must not wait for each other here: what the others call is looked at later.
+        """
+        self.latest = call
+        if self.watch.holds:
+            self.later.add(call)
+        else:
+            self.finish_agree(self.start_agree(call))
 
     def start_agree(self, call: Call) -> tuple[Call, Any, Any]:
         """Tell the others which call this rank makes."""
@@ -276,7 +288,7 @@ class MpiWire:
         if members is None or plain == MPI.COMM_NULL:
             return None
         made = MpiWire(plain, plain.Dup(), self.watch, [self.group[m] for m in members])
-        made.max_message_bytes = self.max_message_bytes
+        made.max_message_bytes, made.context = self.max_message_bytes, context
         return made
 
     def alone(self, context: int) -> MpiWire:
@@ -303,6 +315,23 @@ class MpiWire:
             f"{self.group[source]} sending {nbytes} bytes of {kind_name(kind)}, and rank {self.group[self.rank]} "
             f"receiving {asked} bytes of {kind_name(asked_kind)}, waited for at {site}; make both the same"
         )
+
+    def misfit_of(self, pendings: Sequence[Any]) -> str | None:
+        """Tell of a message that has the source and tag of a receive under way, but is made of something else."""
+        for pending in pendings:
+            if not isinstance(pending, Parts) or pending.done or pending.kind < 0:
+                continue
+            if pending.source < 0 or pending.tag < 0:
+                continue
+            for kind in range(_KINDS + 1):
+                status = MPI.Status()
+                tag = pending.tag << KIND_BITS | kind
+                if kind != pending.kind and self._comms[0].Iprobe(pending.source, tag, status):
+                    nbytes = status.Get_count(_BYTE)
+                    return str(
+                        self.mismatch(pending.source, pending.tag, nbytes, kind, pending.nbytes, pending.kind)
+                    )
+        return None
 
     def _cut(
         self, start: Any, x: Any, peer: int, tag: int, kind: int, exact: bool = True
@@ -339,6 +368,38 @@ class MpiWire:
             f"rank {self.group[self.rank]} at {site}: every message must fit the buffer it is received into, got "
             f"{error.Get_error_string()}; make sender and receiver agree on size and dtype"
         )
+
+
+class Agreements:
+    """What the members of a communicator call, told while they go on and looked at when it has come."""
+
+    WIDTH = 256
+
+    def __init__(self, comm: MPI.Comm, group: Sequence[int]) -> None:
+        self.comm, self.group = comm, group
+        self.pending: deque[tuple[Any, Any, Any]] = deque()
+
+    def add(self, call: Call) -> None:
+        """Tell a call; raise MismatchError if an earlier one turns out to have been different elsewhere."""
+        text = f"{call.what}\0{call.terms}\0{call}".encode()[: self.WIDTH]
+        mine = np.zeros(self.WIDTH, np.uint8)
+        mine[: len(text)] = np.frombuffer(text, np.uint8)
+        told = np.empty((len(self.group), self.WIDTH), np.uint8)
+        self.pending.append((mine, told, self.comm.Iallgather(mine, told)))
+        self.look(wait=len(self.pending) > 1000)
+
+    def look(self, wait: bool = False) -> None:
+        """Compare what has come; `wait` for all."""
+        while self.pending and (wait or self.pending[0][2].Test()):
+            _, told, request = self.pending.popleft()
+            request.Wait()
+            texts = [bytes(row).rstrip(b"\0").decode(errors="replace").split("\0") for row in told]
+            for rank, text in zip(self.group, texts, strict=True):
+                if text[:2] != texts[0][:2]:
+                    raise MismatchError(
+                        f"collectives: every rank must make the same call, got rank {self.group[0]}: {texts[0][-1]}; "
+                        f"rank {rank}: {text[-1]}; make all ranks call the same collectives in the same order"
+                    )
 
 
 class MpiTurns:
@@ -394,13 +455,16 @@ class MpiBeside(MpiWire):
         self.rank = self.group.index(MPI.COMM_WORLD.rank)
         self.sites = deque(maxlen=1)
         self.held = []
+        self.later = Agreements(comm, self.group)
+        self.latest = None
+        self.context = -1
         self.max_message_bytes = MAX_MESSAGE_BYTES
         self._status = MPI.Status()
 
-    def start_agree(self, call: Call) -> tuple[Call, Any, Any]:
-        """Wait until MPI has made the communicator, then tell the others which call this rank makes."""
+    def agree(self, call: Call) -> None:
+        """Wait until MPI has made the communicator, then see that all members make the same call."""
         self._ready()
-        return super().start_agree(call)
+        super().agree(call)
 
     def isend(
         self, x: Any, to: int, tag: int, collective: int, kind: int | None = None, rendezvous: bool = False
@@ -458,12 +522,17 @@ class MpiWorld:
             self._wire = MpiWire(world.Dup(), world.Dup(), self.watch, range(self.size))
         return self._wire
 
+    def control(self) -> MPI.Comm:
+        """Make an MPI communicator for what is told beside the program."""
+        return MPI.COMM_WORLD.Dup()
+
     def gather_logs(self, data: bytes, tables: Tables) -> list[tuple[bytes, Tables]] | None:
         """Bring every rank's log to rank 0."""
         return self.gather((data, tables))
 
     def gather(self, value: Any) -> list[Any] | None:
         """Bring a value of every rank to rank 0, without burning a core while others still work."""
+        self.watch.begin((None, "its end, or a synchronization of all", None))
         if self.rank != 0:
             self._comm.isend(value, 0, tag=1).wait()
             return None
@@ -471,10 +540,14 @@ class MpiWorld:
 
     def tell(self, value: Any) -> Any:
         """Bring rank 0's value to every rank; who waits sleeps."""
+        self.watch.begin((None, "its end, or a synchronization of all", None))
         if self.rank != 0:
-            return self._quiet_recv(0, 2)
+            value = self._quiet_recv(0, 2)
+            self.watch.waiting = None
+            return value
         data = pickle.dumps(value)
         MPI.Request.waitall([self._comm.isend(data, rank, tag=2) for rank in range(1, self.size)])
+        self.watch.waiting = None
         return value
 
     def abort(self, status: int) -> None:

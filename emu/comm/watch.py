@@ -20,6 +20,7 @@ class Watch:
     def __init__(self, deadline_s: float = DEADLINE_S) -> None:
         self.count = 0
         self.waiting: Any = None
+        self.holds = False  # receives from any source wait for an engine to choose their message
         self.beside: Any = None  # what runs beside the program, while something does
         self.deadline_s = deadline_s
         self._thread: threading.Thread | None = None
@@ -30,23 +31,33 @@ class Watch:
         self.count += 1
         self.waiting = waiting
 
-    def start(self, warn: Callable[[float], None], expire: Callable[[float], None]) -> None:
-        """Begin to watch; warn(seconds) is called at a tenth of the deadline, expire(seconds) at it."""
-        self._thread = threading.Thread(target=self._look, args=(warn, expire), daemon=True, name="emu-watch")
+    def start(
+        self, warn: Callable[[float], None], expire: Callable[[float], None], look: Callable[[float], None]
+    ) -> None:
+        """Begin to watch.
+
+        look(seconds) is called now and then with how long the rank has stood still, warn at a tenth of the deadline,
+        expire at the deadline.
+        """
+        self._thread = threading.Thread(target=self._look, args=(warn, expire, look), daemon=True, name="emu-watch")
         self._thread.start()
 
     def stop(self) -> None:
         """Stop watching."""
         self._stopped.set()
 
-    def _look(self, warn: Callable[[float], None], expire: Callable[[float], None]) -> None:
+    def _look(
+        self, warn: Callable[[float], None], expire: Callable[[float], None], look: Callable[[float], None]
+    ) -> None:
         seen, since, warned = -1, time.monotonic(), False
-        while not self._stopped.wait(min(1.0, self.deadline_s / 20)):
+        while not self._stopped.wait(min(0.5, self.deadline_s / 20)):
             now = time.monotonic()
             if self.waiting is None or self.count != seen:
                 seen, since, warned = self.count, now, False
+                look(0.0)
                 continue
             waited = now - since
+            look(waited)
             if waited >= self.deadline_s:
                 expire(waited)
                 return

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from emu.cluster import Cluster
-from emu.comm.answers import Answers, EngineAnswers, HostAnswers
+from emu.comm.answers import Answers, EngineAnswers
 from emu.comm.background import Background
 from emu.comm.beside import EngineBeside
 from emu.comm.communicator import Comm
@@ -82,21 +82,30 @@ def run_as_rank(plan: Plan, world: MpiWorld, watched: Callable[[Log], None]) -> 
     import sys
 
     from emu.comm.mpi import MpiTurns
+    from emu.comm.sequencer import Seat
 
     log = Log(world.rank)
     core = Comm(world.wire, log, range(world.size))
+    seat = Seat(log, world.watch, world.control(), plan.cluster, plan.profile)
+    # rows tell an engine of messages one by one, before they are waited for
+    core.templates, core.rows_first, world.watch.holds = False, True, True
     decisions: dict[str, Any] = {}
-    session = _session(plan, core, HostAnswers(), Background(MpiTurns(world.watch)), decisions)
+    session = _session(plan, core, EngineAnswers(seat), Background(MpiTurns(world.watch)), decisions)
     watched(log)
     main = plan.script.main()
+    seat.start()
     with surroundings(plan.script, _module(plan, lambda: session)):
         sys.modules["__main__"] = main
         status = plan.script.run(main)
-    logs = world.gather_logs(bytes(log.data), log.tables)
-    statuses = world.gather(status)
-    if logs is None or statuses is None:
+    seat.finish()
+    told = world.gather((status, seat.asked_before, bytes(log.data), log.tables))
+    world.tell(None)
+    seat.stop()
+    if told is None:
         return Ended(status, None)
-    return Ended(max(statuses, key=abs), merge(logs, plan.header(decisions, {})))
+    marks = {"order": plan.cluster.name} if any(asked for _, asked, _, _ in told) else {}
+    trace = merge([(data, tables) for _, _, data, tables in told], plan.header(decisions, marks))
+    return Ended(max((each for each, *_ in told), key=abs), trace)
 
 
 def _session(plan: Plan, core: Comm, answers: Answers, background: Background, decisions: dict[str, Any]) -> Session:

@@ -17,7 +17,7 @@ from emu.trace import ANY
 
 
 def check(comm: Comm, what: str, peer: Any, tag: Any, receiving: bool) -> tuple[int, int]:
-    """Return rank and tag as whole numbers, and note where the call stands. Raise ConfigError if there are none such."""
+    """Return rank and tag as whole numbers, and note where the call stands. Raise ConfigError if there is none such."""
     peer, tag = int(peer), int(tag)
     lowest = ANY if receiving else 0
     if not lowest <= peer < comm.size:
@@ -35,8 +35,9 @@ def isend(session: Session, comm: Comm, spec: Any, to: int, tag: int, rendezvous
     to, tag = check(comm, "Send", to, tag, receiving=False)
     buffer = buffer_of(spec, "Send")
     log, x = comm.log, buffer.x
+    number = log.send(comm.group[to], tag, comm.context, x.nbytes)
     pending = comm.wire.isend(x, to, tag, log.flag, None, rendezvous)
-    return Send(session, comm, Request(comm, pending, log.stream, _sent(comm, to, tag, x.nbytes)), buffer)
+    return Send(session, comm, Request(comm, pending, log.stream, number), buffer)
 
 
 def irecv(session: Session, comm: Comm, spec: Any, source: int, tag: int) -> Receive | Nothing:
@@ -78,10 +79,6 @@ def irecv_object(session: Session, comm: Comm, source: int, tag: int) -> Incomin
         return Nothing(PROC_NULL)
     source, tag = check(comm, "recv", source, tag, receiving=True)
     return Incoming(session, ObjectReceive(comm, source, tag))
-
-
-def _sent(comm: Comm, to: int, tag: int, nbytes: int) -> int:
-    return comm.log.send(comm.group[to], tag, comm.context, nbytes)
 
 
 def copied(spec: Any) -> Any:

@@ -34,10 +34,10 @@ class ObjectSend:
         head[HEADER.size :] = data[:INLINE_BYTES]
         log, wire = comm.log, comm.wire
         self.kept = (head, data)
+        row = log.send(comm.group[to], tag, comm.context, len(data))
         self.parts = [wire.isend(head, to, tag, log.flag, OBJECT, rendezvous)]
         if len(data) > INLINE_BYTES:
             self.parts.append(wire.isend(data[INLINE_BYTES:], to, _REST_TAG + number, COLLECTIVE))
-        row = log.send(comm.group[to], tag, comm.context, len(data))
         self.request = Request(comm, self.parts[0], log.stream, row)
 
 
