@@ -198,7 +198,7 @@ def _draw(job: Job, rows: list[Row], path: str) -> None:
         mine = [row for row in rows if (row.type, row.redop, row.root) == kind]
         label = " ".join(str(word) for word in kind if word not in ("none", -1))
         axes.plot(
-            [row.size_bytes for row in mine], [row.out_of_place.busbw_bytes_per_s / 1e9 for row in mine],
+            [row.size_bytes for row in mine], [_ways(row)[-1].busbw_bytes_per_s / 1e9 for row in mine],
             marker="o", markersize=3, label=label,
         )  # fmt: skip
     axes.set_xscale("log", base=2)

@@ -13,6 +13,7 @@ from emu.verify.trial import Case, Submission, impulse_inputs, run_trial
 from emu.verify.watch import Watched
 
 MOST_RANKS = 16
+LABEL_WIDTH = 12
 _DIGITS = "0123456789abcdef"
 
 
@@ -70,7 +71,7 @@ def svg(picture: Holdings) -> str:
     p, elements = len(picture.counts[0]), max(1, len(picture.counts[0][0]))
     stripe, high, gap = max(3, 48 // p), 18, 14
     cell = stripe * p + 4
-    panel = elements * cell + gap
+    panel = elements * cell + gap + LABEL_WIDTH
     across = max(1, min(len(picture.counts), 900 // panel))
     down = -(-len(picture.counts) // across)
     wide, tall = across * panel + gap, 26 + down * (p * high + 30)
@@ -80,11 +81,13 @@ def svg(picture: Holdings) -> str:
         f'<text x="{gap}" y="18" font-size="13">{escape(picture.title)}</text>',
     ]
     for step, ranks in enumerate(picture.counts):
-        left, top = gap + step % across * panel, 44 + step // across * (p * high + 30)
+        left, top = gap + LABEL_WIDTH + step % across * panel, 44 + step // across * (p * high + 30)
         parts.append(f'<text x="{left}" y="{top - 4}" font-size="11">{f"step {step}" if step else "start"}</text>')
         for rank, cells in enumerate(ranks):
+            row = top + rank * high
+            parts.append(f'<text x="{left - 2}" y="{row + 12}" font-size="9" text-anchor="end">{rank}</text>')
             for i, counts in enumerate(cells):
-                parts += _element(left + i * cell, top + rank * high, stripe, high, counts)
+                parts += _element(left + i * cell, row, stripe, high, counts)
     return "\n".join([*parts, "</svg>"])
 
 
