@@ -26,8 +26,8 @@ class DataParallel:
 
     `all_reduce(comm, x)` sums in place. The loss must be the mean over the global batch, so that gradients sum.
     `hook(gpu, comm, bucket)` sums a bucket's gradients another way (see `emu.parallel.compression`). After the first
-    step the buckets are rebuilt in the order in which rank 0's gradients became ready. `deterministic` adds every
-    element in the same order whatever the buckets are.
+    step the buckets are rebuilt in the order in which rank 0's gradients became ready. Under a hook, whose
+    state belongs to buckets, they are not. `deterministic` adds every element in the same order for any buckets.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class DataParallel:
         self.worker, self.workers = self.comm.rank, self.comm.size
         self.all_reduce, self.deterministic, self.hook = all_reduce, deterministic, hook
         self._sizes = bucket_bytes, first_bucket_bytes
-        self._counts, self._rebuilt = counts, not rebuild
+        self._counts, self._rebuilt = counts, hook is not None or not rebuild
         self.notes: list[str] = []
         made, kept = assign(model.trainable(), *self._sizes), frozen(model.parameters())
         allocate(gpu, made)
