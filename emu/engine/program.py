@@ -384,6 +384,11 @@ class Program:
         self.routes.append(route)
         return number
 
+    def last_events(self, count: int) -> Iterable[np.ndarray]:
+        """Yield the numbers of the last events of each rank that records any."""
+        for r in sorted(self._events):
+            yield self._events[r][-count:]
+
     def route_order(self) -> np.ndarray:
         """Return the routes' numbers ordered by source and destination, copies last: however they came in."""
         pairs = self.state[L.T_PAIR_ROUTE][: len(self._pairs)]

@@ -10,6 +10,7 @@ import numpy as np
 from emu.engine import layout as L
 from emu.engine.deadlock import explain
 from emu.engine.declared import set_faults
+from emu.engine.folding import fold as fold_steps
 from emu.engine.profiles import find_profile
 from emu.engine.program import Program
 from emu.engine.questions import Answer, Question, answer, answer_time_s
@@ -34,8 +35,8 @@ class Engine:
 
     def __init__(
         self, cluster: Any, world_size: int, *, profile: str = "ideal", detail: str = "spans", seed: int = 0,
-        perturbation: float = 0.0, perturbation_seed: int = 0, compute_jitter: float | None = None, network_jitter: float | None = None,
-        any_source: bool = True,
+        perturbation: float = 0.0, perturbation_seed: int = 0, compute_jitter: float | None = None,
+        network_jitter: float | None = None, any_source: bool = True,
     ):
         if detail not in DETAILS:
             raise ConfigError(f"detail: one of {', '.join(DETAILS)} is expected, got {detail!r}")
@@ -85,6 +86,30 @@ class Engine:
         """Add rows to the end of a rank's log."""
         self._settled_s = -math.inf
         self._program.extend([(rank, rows)])
+
+    def extend_some(self, pieces: Sequence[tuple[int, np.ndarray]]) -> None:
+        """Add rows to the logs of several ranks at once."""
+        self._settled_s = -math.inf
+        self._program.extend(list(pieces))
+
+    def may_fold(self) -> bool:
+        """Say whether equal steps can take equal times: nothing is random, changes with time, or takes any."""
+        state = self._state
+        noise = state.real[[L.JITTER, L.PERTURB, L.NETWORK_JITTER]].any()
+        rank = state[L.T_RANK]
+        changing = state.count[L.FAULT_COUNT] or rank["pauses"].any() or np.isfinite(rank["death"]).any()
+        return not (noise or changing or state.count[L.WILD])
+
+    def first_end_s(self, limit_s: float = math.inf) -> float:
+        """Advance until the first lane has no more rows, or to `limit_s`; return when that is."""
+        state = self._state
+        lane = state[L.T_LANE][: state.count[L.LANE_COUNT]]
+        lane["asks"] = 1
+        ended = lane["state"] == L.ENDED
+        state.real[L.HORIZON] = min(limit_s, lane["time"][ended].min(initial=math.inf))
+        self.run()
+        state[L.T_LANE]["asks"] = 0
+        return float(state.real[L.HORIZON])
 
     def extend_all(self, logs: Sequence[np.ndarray]) -> None:
         """Add rows to the logs of all ranks at once."""
@@ -197,22 +222,23 @@ class Engine:
 def resolve(
     trace: Trace, cluster: Any, profile: str = "ideal", detail: str = "spans", *, seed: int = 0,
     perturbation: float = 0.0, compute_jitter: float | None = None, network_jitter: float | None = None,
-    spread: int = 0,
+    spread: int = 0, fold: bool = True,
 ) -> RawTimeline:
     """Return the times of a trace on a cluster. Raise DeadlockError for one that can't finish.
 
+    With `fold`, equal steps are timed until they repeat, and then shifted; see `folding`.
     `spread` times it so many times more, each message's bytes varied by a billionth, and tells in the result's
     `spread` how far apart the ends are: where dependent steps share oversubscribed links, a difference in the last
     bits can grow to percents, and one timeline is then one draw of many.
     """
     noise = {"compute_jitter": compute_jitter, "network_jitter": network_jitter}
-    raw = _resolve_once(trace, cluster, profile, detail, seed=seed, perturbation=perturbation, **noise)
+    raw = _resolve_once(trace, cluster, profile, detail, fold, seed=seed, perturbation=perturbation, **noise)
     if not spread:
         return raw
     ends = [
         _resolve_once(
-            trace, cluster, profile, "totals", seed=seed, perturbation=SPREAD_PERTURBATION, perturbation_seed=1 + k,
-            **noise,
+            trace, cluster, profile, "totals", False, seed=seed, perturbation=SPREAD_PERTURBATION,
+            perturbation_seed=1 + k, **noise,
         ).end_s
         for k in range(spread)
     ]
@@ -221,8 +247,12 @@ def resolve(
     return dataclasses.replace(raw, spread=told)
 
 
-def _resolve_once(trace: Trace, cluster: Any, profile: str, detail: str, **noise: Any) -> RawTimeline:
+def _resolve_once(
+    trace: Trace, cluster: Any, profile: str, detail: str, fold: bool, **noise: Any
+) -> RawTimeline:
     engine = Engine(cluster, trace.world_size, profile=profile, detail=detail, any_source=False, **noise)
     engine.declare(trace.labels, trace.templates, trace.groups)
+    if fold:
+        return fold_steps(engine, trace)
     engine.extend_all(trace.ranks)
     return engine.finish()

@@ -180,7 +180,7 @@ class State:
     def new_requests(self, size: int) -> int:
         """Take `size` places for requests; return the first."""
         first = int(self.count[L.REQUEST_COUNT])
-        self.room(L.T_REQUEST, first + size, -1.0)
+        self.room(L.T_REQUEST, first + size, -1.0)[first : first + size] = -1.0
         self.room(L.T_REQUEST_PEER, 2 * (first + size), -1)
         self.count[L.REQUEST_COUNT] = first + size
         return first
