@@ -14,7 +14,7 @@ from emu.gpu import Gpu
 from emu.nn.model import Model
 from emu.nn.optim import Rule
 from emu.nn.parameter import Parameter
-from emu.parallel.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, allocate, assign, clear, frozen
+from emu.parallel.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, Bucket, allocate, assign, clear, frozen
 from emu.parallel.deterministic import sum_in_one_order
 from emu.parallel.readiness import Buckets
 from emu.parallel.rebuild import same_groups, take_over
@@ -106,6 +106,12 @@ class DataParallel:
             self._rebuilt = True
             self._rebuild()
 
+    def take_buckets(self, new: list[Bucket]) -> None:
+        """Use these buckets from now on."""
+        self._rebuilt = True
+        self.buckets.take(new)
+        self.update.norm = self._norm(self.update.norm)
+
     def _sum(self, bucket: Any) -> None:
         if self.hook is not None:
             self.hook(self.gpu, self.comm, bucket)
@@ -126,8 +132,7 @@ class DataParallel:
         if same_groups(self.buckets.all, new):
             return
         take_over(self.gpu, self.buckets.all, new, self.update)
-        self.buckets.take(new)
-        self.update.norm = self._norm(self.update.norm)
+        self.take_buckets(new)
         self.notes.append(f"buckets rebuilt once in the order of gradients: {len(new)} buckets")
 
     def _norm(self, norm: Norm) -> Norm:

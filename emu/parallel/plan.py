@@ -62,6 +62,12 @@ class Plan:
         """The dtype of products, where it is another."""
         return "tf32" if self.dtype == "tf32" else None
 
+    def saves(self, steps: int) -> bool:
+        """Say whether a checkpoint is written after so many steps."""
+        if self.checkpoint is None:
+            return False
+        return steps == self.steps or bool(self.checkpoint_every and steps % self.checkpoint_every == 0)
+
     def data_parallel(self, ranks: int) -> int:
         """Return how many replicas of the model there are."""
         return ranks // (self.tp * self.pp)
@@ -70,6 +76,8 @@ class Plan:
 def check(plan: Plan, ranks: int, dry: bool = False) -> None:
     """Check a plan at the door. Raise ConfigError that names what does not hold."""
     find_task(plan.model, dry)
+    if dry and plan.checkpoint:
+        raise ConfigError("checkpoint: a run with bytes is expected, got --dry; leave --checkpoint out")
     _one_of("strategy", plan.strategy, STRATEGIES)
     if plan.server not in ("shared", "dedicated"):
         raise ConfigError(f"server: shared or dedicated is expected, got {plan.server!r}")
@@ -125,5 +133,7 @@ def _check_pairs(plan: Plan) -> None:
         raise ConfigError(f"offload: a strategy of zero1, zero2 or zero3 is expected, got {plan.strategy}")
     if plan.resume and not plan.checkpoint:
         raise ConfigError("resume: a checkpoint directory is expected, got none; add --checkpoint DIR")
+    if plan.checkpoint and (plan.strategy == "ps" or plan.hook != "none"):
+        raise ConfigError("checkpoint: ddp without a hook, zero1, zero2 or zero3 is expected; leave one of them out")
     if plan.checkpoint_every < 0:
         raise ConfigError(f"checkpoint_every: at least 0 steps are expected, got {plan.checkpoint_every}")

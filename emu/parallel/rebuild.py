@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from emu.gpu import Cost, Gpu
-from emu.nn.kernel import launch
 from emu.parallel.buckets import Bucket, flat
 from emu.parallel.update import Update
 
@@ -65,10 +64,10 @@ def _moved(
         where, at = places[parameter]
         parts.append((made[start : start + parameter.size], arrays[where][at : at + parameter.size]))
     cost = Cost(0, 2 * made.nbytes, "float32")
-    launch(gpu, _copy_parts, made, cost=cost, name="rebuild buckets", parts=parts)
+    gpu.launch(lambda: _copy_parts(parts), cost=cost, name="rebuild buckets")
     return made
 
 
-def _copy_parts(xp: Any, made: Any, parts: list[tuple[Any, Any]]) -> None:
+def _copy_parts(parts: list[tuple[Any, Any]]) -> None:
     for into, x in parts:
         into[...] = x

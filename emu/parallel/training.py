@@ -16,6 +16,7 @@ from emu.nn import data
 from emu.nn.loss import SoftmaxCrossEntropy
 from emu.nn.model import Model
 from emu.nn.split_loss import SplitCrossEntropy
+from emu.parallel import checkpoint
 from emu.parallel.advice import advised
 from emu.parallel.alike import run_alike
 from emu.parallel.feed import DryFeed, Feed
@@ -37,10 +38,12 @@ def train(gpu: Gpu, plan: Plan, progress: Callable[[int, float], None] | None = 
         if gpu.dry and plan.model not in TASKS:
             return _train_alike(gpu, plan, progress)
         trainer = Trainer(gpu, plan)
-        for index in range(plan.steps):
+        for index in range(checkpoint.load(trainer) if plan.resume else 0, plan.steps):
             loss = trainer.step(index)
             if progress is not None:
                 progress(index, loss)
+            if plan.saves(index + 1):
+                checkpoint.save(trainer, index + 1)
         return tell(trainer)
 
 
