@@ -83,6 +83,7 @@ def buffer_of(spec: Any, where: str) -> Buffer:
     memory, found = _memory(data, where)
     datatype = datatype if datatype is not None else found
     if counts is None:
+        _check_whole(memory, datatype, where)
         counts = (len(memory) - (displ or 0) * datatype.extent) // datatype.extent if datatype.extent else 0
     if not isinstance(counts, (int, np.integer)):
         raise ConfigError(f"{where}: one count is expected, got {counts!r}; [array, count, datatype]")
@@ -97,6 +98,7 @@ def blocks_of(spec: Any, size: int, where: str) -> Blocks:
     if isinstance(counts, (int, np.integer)):
         counts = [int(counts)] * size
     elif counts is None:
+        _check_whole(memory, datatype, where)
         total = len(memory) // max(1, datatype.extent)
         if total % size:
             raise ConfigError(
@@ -115,6 +117,14 @@ def blocks_of(spec: Any, size: int, where: str) -> Blocks:
             f"at {displs} of {datatype.name}"
         )
     return Blocks(data, memory, datatype, counts, displs)
+
+
+def _check_whole(memory: np.ndarray, datatype: Datatype, where: str) -> None:
+    if datatype.extent and len(memory) % datatype.extent:
+        raise ConfigError(
+            f"{where}: a whole number of {datatype.name} of {datatype.extent} bytes is expected, got {len(memory)} "
+            "bytes; name the datatype of the array, or give a count"
+        )
 
 
 def _displacements(counts: Sequence[int], displs: Any) -> list[int]:

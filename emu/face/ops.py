@@ -31,6 +31,12 @@ class Op:
         """Return an operation of the user's: function(inbuf, inoutbuf, datatype) on memory."""
         return Op(getattr(function, "__name__", "user"), None, _of_objects(function), commute, function)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Op) and (self.name, self.word) == (other.name, other.word)  # ranks compare theirs
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
     def Free(self) -> None:
         """Nothing is held."""
 
