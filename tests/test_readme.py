@@ -29,14 +29,15 @@ def blocks(language):
 
 
 def commands():
-    """Return (command, its output or nothing) of every line that can run here."""
-    found = []
+    """Return (command, its output or nothing) of every line that can run here, each once."""
+    found = {}
     for code, output in blocks("sh"):
         lines = [line.partition("  #")[0].strip() for line in code.replace("\\\n", " ").splitlines()]
         lines = [line for line in lines if line and not line.startswith("#")]
         here = [line for line in lines if not line.startswith(ELSEWHERE) and "--hostfile" not in line]
-        found += [(line, output if line is lines[-1] else "") for line in here]
-    return found
+        for line in here:
+            found[line] = (output if line is lines[-1] else "") or found.get(line, "")
+    return list(found.items())
 
 
 def same(wanted, got):
