@@ -5,7 +5,7 @@ Source: Li et al., "PyTorch Distributed", VLDB 2020: reverse registration order,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,20 +87,21 @@ def assign(
     bucket_bytes: int = BUCKET_BYTES,
     first_bytes: int = FIRST_BUCKET_BYTES,
     parts: int = 1,
+    counts: Callable[[Parameter], bool] = lambda parameter: True,
 ) -> list[Bucket]:
     """Cut parameters, in reverse order, into buckets by dtype; a bucket is full once it holds its limit or more.
 
     The first bucket's limit is `first_bytes` (or the other limit, if that is smaller). Parts of larger tensors
-    (of tensor parallelism) have buckets of their own, since norms count them differently.
+    (of tensor parallelism) have buckets of their own, and so have parameters that do not count in norms here.
     """
     if bucket_bytes < 1:
         raise ConfigError(f"bucket: at least 1 byte is expected, got {bucket_bytes}; try '25 MiB'")
     groups: list[list[Parameter]] = []
-    open_groups: dict[tuple[str, bool], list[Parameter]] = {}
-    held: dict[tuple[str, bool], int] = {}
+    open_groups: dict[Any, list[Parameter]] = {}
+    held: dict[Any, int] = {}
     filled = 0
     for parameter in reversed(parameters):
-        key = parameter.dtype, parameter.cut is not None
+        key = parameter.dtype, parameter.cut is not None, counts(parameter)
         group = open_groups.get(key)
         if group is None:
             group = open_groups[key] = []

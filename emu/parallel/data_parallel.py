@@ -6,7 +6,7 @@ goes on. What backward cannot hide makes the GPU halt.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -59,7 +59,7 @@ class DataParallel:
         self._sizes = bucket_bytes, first_bucket_bytes
         self._counts, self._rebuilt = counts, hook is not None or not rebuild
         self.notes: list[str] = []
-        made, kept = assign(model.trainable(), *self._sizes), frozen(model.parameters())
+        made, kept = self._assign(model.trainable()), frozen(model.parameters())
         allocate(gpu, made)
         allocate(gpu, kept, gradients=False)
         self.buckets = Buckets(gpu, made, self._sum, overlap, find_unused)
@@ -128,12 +128,15 @@ class DataParallel:
         by_place = list(places)
         order = [by_place[i] for i in told]
         order += [p for p in reversed(by_place) if p not in set(order)]  # unused so far
-        new = assign(order[::-1], *self._sizes)
+        new = self._assign(order[::-1])
         if same_groups(self.buckets.all, new):
             return
         take_over(self.gpu, self.buckets.all, new, self.update)
         self.take_buckets(new)
         self.notes.append(f"buckets rebuilt once in the order of gradients: {len(new)} buckets")
+
+    def _assign(self, parameters: Sequence[Parameter]) -> list[Bucket]:
+        return assign(parameters, *self._sizes, counts=self._counts)
 
     def _norm(self, norm: Norm) -> Norm:
         """Return which of the buckets count on this rank."""

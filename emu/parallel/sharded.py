@@ -67,6 +67,7 @@ class Sharded:
         kept_whole: set[Parameter],
         settings: Stage3,
         overlap: bool = True,
+        counts: Callable[[Parameter], bool] = lambda parameter: True,
     ) -> None:
         self.gpu, self.comm, self.all_gather, self.settings, self.overlap = gpu, comm, all_gather, settings, overlap
         self.order: Order[int] = Order()
@@ -76,7 +77,7 @@ class Sharded:
         of: dict[Parameter, Bucket] = {}
         for layer in layers:
             own = [p for p in dict.fromkeys(layer.parameters()) if p not in kept_whole and p not in of]
-            for group in _groups(own, settings.prefetch_bucket_size):
+            for group in _groups(own, settings.prefetch_bucket_size, counts):
                 chunk = Bucket(len(self.chunks), group, group[0].dtype, comm.size)
                 self.chunks.append(chunk)
                 of |= dict.fromkeys(group, chunk)
@@ -220,12 +221,14 @@ class Sharded:
                 )
 
 
-def _groups(parameters: Sequence[Parameter], limit: int) -> list[list[Parameter]]:
+def _groups(
+    parameters: Sequence[Parameter], limit: int, counts: Callable[[Parameter], bool]
+) -> list[list[Parameter]]:
     """Group a layer's parameters of one kind, each group until it holds the limit."""
     groups: list[list[Parameter]] = []
     open_groups: dict[Any, list[Parameter]] = {}
     for parameter in parameters:
-        key = parameter.dtype, parameter.requires_grad, parameter.cut is not None
+        key = parameter.dtype, parameter.requires_grad, parameter.cut is not None, counts(parameter)
         group = open_groups.get(key)
         if group is None:
             group = open_groups[key] = []

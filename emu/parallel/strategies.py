@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -49,8 +50,13 @@ class Strategy(Protocol):
         """Return when this rank has the updated parameters."""
 
 
-def make_strategy(gpu: Gpu, model: Model, rule: Rule, plan: Plan, grid: Grid) -> Strategy:
-    """Make the plan's strategy for the ranks that hold replicas of this rank's part of the model."""
+def make_strategy(
+    gpu: Gpu, model: Model, rule: Rule, plan: Plan, grid: Grid, counts: Callable[[Parameter], bool]
+) -> Strategy:
+    """Make the plan's strategy for the ranks that hold replicas of this rank's part of the model.
+
+    `counts` says which parameters count in the global norm on this rank.
+    """
     sizes: dict[str, Any] = {"bucket_bytes": plan.bucket_bytes, "first_bucket_bytes": plan.first_bucket_bytes}
     if plan.strategy == "ps":
         push, pull = find("reduce", "linear"), find("broadcast", "linear")
@@ -60,7 +66,7 @@ def make_strategy(gpu: Gpu, model: Model, rule: Rule, plan: Plan, grid: Grid) ->
         )
     common: dict[str, Any] = sizes | {
         "comm": grid.data, "overlap": plan.overlap, "find_unused": plan.find_unused, "norm": Norm(grid.across),
-        "counts": grid.counts, "clip_norm": plan.clip_norm, "loss_scale": _loss_scale(plan),
+        "counts": counts, "clip_norm": plan.clip_norm, "loss_scale": _loss_scale(plan),
     }  # fmt: skip
     if plan.strategy == "ddp":
         hook = HOOKS[plan.hook](gpu) if plan.hook != "none" else None

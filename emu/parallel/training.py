@@ -82,7 +82,10 @@ class Trainer:
         self.whole_layers: list[Any] = []
         self.parameters = 0  # of the whole model
         self.model, self.begins = self._model()
-        self.strategy = make_strategy(gpu, self.model, self.task.rule, plan, self.grid)
+        earlier = {p for layer in self.whole_layers[: self.begins[self.grid.stage]] for p in layer.parameters()}
+        self.strategy = make_strategy(
+            gpu, self.model, self.task.rule, plan, self.grid, lambda p: self.grid.counts(p) and p not in earlier
+        )
         self.feed = self._feed()
         if self.dataset is None and hasattr(self.strategy, "sharded") and self.grid.stages == 1:
             self.strategy.sharded.expect(order_of_layers(plan, self.grid.parts, *self.begins))

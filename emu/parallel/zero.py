@@ -61,8 +61,8 @@ class Zero:
         self.reduce_scatter, self.all_gather, self.overlap = reduce_scatter, all_gather, overlap
         layers = wrap(model, self)
         kept = settings.persistent(model.parameters()) if stage == 3 else set(model.parameters())
-        self.sharded = Sharded(gpu, comm, all_gather, layers, kept, settings, overlap)
-        made = assign([p for p in model.trainable() if p in kept], bucket_bytes, first_bucket_bytes, comm.size)
+        self.sharded = Sharded(gpu, comm, all_gather, layers, kept, settings, overlap, counts)
+        made = assign([p for p in model.trainable() if p in kept], bucket_bytes, first_bucket_bytes, comm.size, counts)
         self.frozen = frozen([p for p in model.parameters() if p in kept])
         chunks = [c for c in reversed(self.sharded.chunks) if c.parameters[0].requires_grad]
         self._initialise(made, seed)
