@@ -54,10 +54,10 @@ def __getattr__(name: str) -> Any:
 
 
 def _algorithm(name: str) -> Any:
-    from emu.collectives.table import TABLE, UNEVEN
+    from emu.collectives.table import PLACED, TABLE, UNEVEN
 
-    known: dict[str, Any] = {**TABLE, **UNEVEN}
-    for operation, algorithms in known.items():
+    known: list[tuple[str, Any]] = [*TABLE.items(), *UNEVEN.items(), *PLACED.items()]
+    for operation, algorithms in known:
         algorithm = algorithms.get(name.removesuffix(f"_{operation}"))
         if name.endswith(f"_{operation}") and algorithm is not None:
             return getattr(algorithm, "function", algorithm)

@@ -124,7 +124,7 @@ def run_here(
 
     clock = _Clock(trace, cluster, profile)
     for gpu in gpus:
-        gpu.comm.cluster, gpu.comm.answers = cluster, EngineAnswers(engine)
+        gpu.comm.cluster, gpu.comm.profile, gpu.comm.answers = cluster, profile, EngineAnswers(engine)
         gpu._host = lambda gpu: clock.time_s(gpu, bool(gpu.comm.wire.exchange(None)))
     results = world.run(lambda rank: main(gpus[rank]))
     return results, trace(), [gpu.memory for gpu in gpus]
@@ -149,13 +149,13 @@ class _Clock:
         return float(self.times[turn - 1][gpu.rank])
 
 
-def mpi_gpu(world: MpiWorld, cluster: Cluster, device: str = "numpy") -> Gpu:
+def mpi_gpu(world: MpiWorld, cluster: Cluster, device: str = "numpy", profile: str = "ideal") -> Gpu:
     """Return this process's GPU, which records and sends over MPI."""
     from emu.comm.communicator import Comm
 
     log = Log(world.rank)
     comm = Comm(world.wire, log, range(world.size))
-    comm.cluster = cluster
+    comm.cluster, comm.profile = cluster, profile
     return Gpu(comm, arrays_of(device), _memory(cluster, world.rank))
 
 
@@ -179,7 +179,7 @@ def _run_mpi(
             raise ConfigError(f"ranks: as many as mpirun started ({world.size}) are expected, got {ranks}")
         cluster = _cluster(spec, settings, world.size)
         wall = wall_gpu(world, cluster, pace, device, profile) if pace is not None else None
-        gpu = wall.gpu if wall is not None else mpi_gpu(world, cluster, device)
+        gpu = wall.gpu if wall is not None else mpi_gpu(world, cluster, device, profile)
         if wall is None:
             clock = _MpiClock(world, gpu, cluster, profile)
             gpu._host = lambda gpu: clock.time_s()

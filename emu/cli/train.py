@@ -150,7 +150,7 @@ def _train_mpi(plan: Plan, options: Options) -> None:
         plan, cluster = _check(plan, options, world.size, dry=False)
         folder = folder_for(options.output, "train") if world.rank == 0 else Path()
         wall = _begin_wall(world, cluster, options)
-        gpu = wall.gpu if wall else mpi_gpu(world, cluster, options.device)
+        gpu = wall.gpu if wall else mpi_gpu(world, cluster, options.device, options.profile)
         watch(world, gpu.comm.log)
         outcome = program(gpu, plan, _Progress(plan) if world.rank == 0 else None)
         lateness = wall.end() if wall else None

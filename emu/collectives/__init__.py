@@ -18,9 +18,10 @@ from emu.collectives.calls import (
     reduce_scatter,
     scatter,
 )
-from emu.collectives.table import TABLE, UNEVEN, Algorithm
+from emu.collectives.table import PLACED, TABLE, UNEVEN, Algorithm
 
 __all__ = [
+    "PLACED",
     "TABLE",
     "UNEVEN",
     "Algorithm",
@@ -39,8 +40,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Find an algorithm by its whole name, such as ring_all_reduce."""
-    known: dict[str, Any] = {**TABLE, **UNEVEN}
-    for collective, algorithms in known.items():
+    known: list[tuple[str, Any]] = [*TABLE.items(), *UNEVEN.items(), *PLACED.items()]
+    for collective, algorithms in known:
         algorithm = name.removesuffix(f"_{collective}")
         if algorithm != name and algorithm in algorithms:
             return find(collective, algorithm)

@@ -43,7 +43,11 @@ def double_tree_all_reduce(
     plain = local_op(op)
     cut = even_cuts(x.size, 2)
     k = segment_count(cut[1], x.itemsize, segment_bytes)
-    trees = [_Tree(comm, [x[a:b] for a, b in segments(cut[t], cut[t + 1], k)], t) for t in (0, 1)]
+    trees = []
+    for t in (0, 1):
+        node = binary_tree_node(p, comm.rank, t)
+        pieces = [x[a:b] for a, b in segments(cut[t], cut[t + 1], k)]
+        trees.append(Tree(comm, pieces, t, node, _depth(p, node, t), p.bit_length()))
     for turn in range(k + max(tree.falls_at for tree in trees) if p > 1 else 0):
         for tree in trees:
             tree.up(turn - tree.rises_at, plain)
@@ -54,19 +58,19 @@ def double_tree_all_reduce(
     finish(comm, x, op, p)
 
 
-class _Tree:
-    """One of the two trees as this rank sees it: its place, and the segments that pass through.
+class Tree:
+    """One of the trees as this rank sees it: its place, and the segments that pass through.
 
     All ranks work in turns, for a rank near the root of one tree is a leaf of the other and cannot run
     behind or ahead of it. A message has TURNS turns to arrive: of trees of depth D, a rank at depth d adds
     up segment 0 in turn (D - d)·TURNS and takes its total in turn (D + d)·TURNS.
     """
 
-    def __init__(self, comm: Peers, pieces: Sequence[Any], number: int):
-        self.comm, self.pieces = comm, pieces
-        self.node = binary_tree_node(comm.size, comm.rank, number)
+    def __init__(
+        self, comm: Peers, pieces: Sequence[Any], number: int, node: TreeNode, depth: int, deepest: int
+    ):
+        self.comm, self.pieces, self.node = comm, pieces, node
         self.up_tag, self.down_tag = 2 * number, 2 * number + 1
-        deepest, depth = comm.size.bit_length(), _depth(comm.size, self.node, number)
         self.rises_at, self.falls_at = (deepest - depth) * TURNS, (deepest + depth) * TURNS
         self.spare = [[comm.empty_like(pieces[0]) for _ in self.node.children] for _ in range(2)]
         self.arriving: list[list[Any]] = []  # of each segment, posted one segment ahead

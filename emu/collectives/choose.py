@@ -1,12 +1,14 @@
 """The choice of an algorithm: by name, or the fastest by formula for a size, a number of ranks and a cluster."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from difflib import get_close_matches
 from typing import Any
 
+from emu.collectives.channels import ring_orders
 from emu.collectives.formulas import two_level_time_s
 from emu.collectives.network import Network, network_of
-from emu.collectives.table import TABLE, UNEVEN
+from emu.collectives.table import PLACED, TABLE, UNEVEN
+from emu.engine import nccl
 from emu.errors import ConfigError
 
 NEIGHBOURLY = ("ring", "segmented_ring", "chain", "naive_ring")  # one flow crosses from node to node
@@ -16,7 +18,10 @@ def algorithm_named(collective: str, algorithm: str) -> Callable[..., Any]:
     """Return the function of an algorithm; raise ConfigError, listing what there is, if there is none."""
     table: dict[str, Any] = {**TABLE, **UNEVEN}
     _known("collective", collective, table)
-    _known(f"{collective} algorithm", algorithm, table[collective], "auto")
+    placed = PLACED.get(collective, {})
+    _known(f"{collective} algorithm", algorithm, [*table[collective], *placed], "auto")
+    if algorithm in placed:
+        return placed[algorithm]
     entry = table[collective][algorithm]
     return entry if collective in UNEVEN else entry.function
 
@@ -54,11 +59,29 @@ def chosen(comm: Any, collective: str, algorithm: str, nbytes: int) -> Callable[
     """Return the function to call: the one that was asked for, or what `choose` says, noted as a decision."""
     if algorithm != "auto":
         return algorithm_named(collective, algorithm)
-    network = network_of(getattr(comm, "cluster", None), getattr(comm, "group", range(comm.size)))
-    name = choose(collective, comm.size, nbytes, network)
+    cluster, group = getattr(comm, "cluster", None), getattr(comm, "group", range(comm.size))
+    if getattr(comm, "profile", "") == "nccl" and cluster is not None and collective in nccl.COLLECTIVES:
+        name = as_nccl(collective, nbytes, cluster, group)
+    else:
+        name = choose(collective, comm.size, nbytes, network_of(cluster, group))
     if hasattr(comm, "decisions"):
         comm.decisions[f"{collective} of {nbytes} bytes on {comm.size} ranks"] = name
     return algorithm_named(collective, name)
+
+
+def as_nccl(collective: str, nbytes: int, cluster: Any, group: Sequence[int]) -> str:
+    """Name the algorithm that NCCL's model takes for a size and the ranks `group` of a cluster."""
+    if len(group) < 2:
+        return "ring" if collective not in ("broadcast", "reduce") else "chain"
+    family = nccl.choice(nccl.graph_of(cluster, group), collective, nbytes)[0]
+    if family == "tree":
+        return "channel_tree"
+    if family == "nvls":
+        return "in_switch"
+    if collective in ("broadcast", "reduce"):
+        return "chain"
+    straight = ring_orders(cluster, group) == (tuple(range(len(group))),)
+    return "ring" if straight or collective != "all_reduce" else "channel_ring"
 
 
 def _known(what: str, name: str, there: Collection[str], *also: str) -> None:

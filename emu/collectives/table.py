@@ -4,7 +4,7 @@
 and chunks are equal (for many algorithms at any p), and a bound at other p. It is near where ranks are folded
 into a power of two (recursive doubling and halving, Rabenseifner, swing), and where `estimate` says so.
 `messages` and `bytes_sent` count all ranks together, exactly. v-variants have no formulas: they depend on the
-counts.
+counts; nor has what is placed on a cluster's links.
 """
 
 from collections.abc import Callable
@@ -24,6 +24,7 @@ from emu.collectives.all_reduce_central import (
     naive_all_reduce,
     parameter_server_all_reduce,
 )
+from emu.collectives.all_reduce_channels import channel_ring_all_reduce, channel_tree_all_reduce
 from emu.collectives.all_reduce_halving import (
     halving_doubling_all_reduce,
     rabenseifner_all_reduce,
@@ -317,6 +318,14 @@ UNEVEN: dict[str, dict[str, Callable[..., Any]]] = {
     "scatter_v": {"linear": linear_scatter_v, "binomial": binomial_scatter_v},
     "gather_v": {"linear": linear_gather_v, "binomial": binomial_gather_v},
     "all_to_all_v": {"linear": linear_all_to_all_v, "pairwise": pairwise_all_to_all_v},
+}
+
+# Algorithms that lie on a cluster's links as those are: what they cost is for the engine to say, not for a formula.
+PLACED: dict[str, dict[str, Callable[..., Any]]] = {
+    "all_reduce": {
+        "channel_ring": channel_ring_all_reduce,
+        "channel_tree": channel_tree_all_reduce,
+    },
 }
 
 

@@ -84,6 +84,7 @@ class Comm:
         self.templates = True  # collectives are recorded once and then by reference
         self.calls_begun = 0
         self.cluster: Any = None  # where the program runs, for decisions that look at it
+        self.profile = "ideal"  # whose library's choices "auto" makes
         self.decisions: dict[str, Any] = {}  # what was decided so; goes into the trace's header
         # context -> the latest collective there; one table for all communicators of this rank
         self.turns: dict[int, tuple[int, tuple[int, ...], Any]] = {context: (-1, self.group, None)}
@@ -223,7 +224,7 @@ class Comm:
                 self.turns |= made.turns
                 made.turns = self.turns
                 made.answers, made.rows_first = self.answers, self.rows_first
-                made.cluster, made.decisions = self.cluster, self.decisions
+                made.cluster, made.profile, made.decisions = self.cluster, self.profile, self.decisions
         return made
 
     def alone(self) -> Comm:
@@ -231,7 +232,7 @@ class Comm:
         context = _ALONE - self.group[self.rank]
         made = Comm(self.wire.alone(context), self.log, [self.group[self.rank]], context)
         made._contexts, made.checks, made.templates = self._contexts, self.checks, self.templates
-        made.cluster, made.decisions = self.cluster, self.decisions
+        made.cluster, made.profile, made.decisions = self.cluster, self.profile, self.decisions
         made.answers, made.rows_first = self.answers, self.rows_first
         return made
 
@@ -239,7 +240,7 @@ class Comm:
         """Return a communicator of the same members on another wire, for calls that run beside the program."""
         made = Comm(wire, self.log, self.group, self.context)
         made.checks, made.templates = self.checks, self.templates
-        made.cluster, made.decisions = self.cluster, self.decisions
+        made.cluster, made.profile, made.decisions = self.cluster, self.profile, self.decisions
         made.answers, made.rows_first = self.answers, self.rows_first
         return made
 

@@ -11,6 +11,7 @@ import numpy as np
 COMPUTE, ELAPSED, SEND, RECV, WAIT, COPY, RECORD, AWAIT, BEGIN, END, CALL, SYNC = range(1, 13)
 COLLECTIVE = 1  # flag bit 0
 STEP = 2  # flag bit 1 of BEGIN
+WAY_SHIFT = 18  # a collective's tag from here up: which of a pair's routes a message takes
 
 ROW = np.dtype([("op", "u1"), ("stream", "u1"), ("flag", "u2"), ("a", "i4"), ("b", "i4"), ("c", "i4"),
                 ("n", "i8"), ("x", "f8")])
@@ -64,7 +65,8 @@ FAN = np.dtype([("volume", "f8"), ("since", "f8"), ("level", "f8"), ("limit", "f
 
 ROUTE = np.dtype([
     ("latency", "f8"), ("cap", "f8"), ("rate", "f8"), ("send_s", "f8"), ("receive_s", "f8"),
-    ("eager", "i8"), ("first", "i4"), ("count", "i4"), ("neck", "i4"), ("connection", "i4")], align=True)
+    ("eager", "i8"), ("first", "i4"), ("count", "i4"), ("neck", "i4"), ("connection", "i4"),
+    ("wire", "f8"), ("chunk", "f8")], align=True)
 
 # All messages of equal (context, stream or -1, source, destination, tag) meet in one channel, in order.
 CHANNEL = np.dtype([

@@ -52,7 +52,7 @@ def find_channel(s, context, stream, src, dst, tag):
     count[L.CHANNEL_COUNT] += 1
     c = channel[i]
     c.context, c.stream, c.src, c.dst, c.tag = context, stream, src, dst, tag
-    c.route = _find_route(s, src, dst)
+    c.route = _find_route(s, src, dst, tag >> L.WAY_SHIFT if stream >= 0 else 0)
     c.head = c.tail = -1
     c.sends = c.sent = c.asked = c.ordered = 0
     c.next = table[bucket]
@@ -71,12 +71,12 @@ def rehash(s):
         table[bucket] = i
 
 
-@inner("iii")
-def _find_route(s, src, dst):
-    """Return the route of a pair: sorted pairs, found by halving."""
-    if src == dst:
+@inner("iiii")
+def _find_route(s, src, dst, way):
+    """Return the route of a pair by one of its ways: sorted keys, found by halving."""
+    if src == dst and way == 0:
         return 0
-    key = src * counts(s)[L.WORLD] + dst
+    key = (way * counts(s)[L.WORLD] + src) * counts(s)[L.WORLD] + dst
     keys = pair_keys(s)
     low, high = 0, counts(s)[L.PAIR_COUNT]
     while high - low > 1:

@@ -11,6 +11,7 @@ import numpy as np
 
 from emu.cluster import RouteList
 from emu.engine import layout as L
+from emu.engine.library import Library
 from emu.engine.order import Order
 from emu.engine.profiles import Profile
 from emu.engine.routes import connect, routes_between, take_in
@@ -37,7 +38,7 @@ class Program:
         self.groups: list[tuple[int, ...]] = []
         self._members: list[np.ndarray] = []
         self._place: list[dict[int, int]] = []
-        self._template_sends: list[np.ndarray] = []
+        self._template_sends: list[np.ndarray] = []  # (way, peer - me) as way * group size + peer - me
         self._template_receives: list[np.ndarray] = []
         self._template_window: list[int] = []
         self._template_messages: list[int] = []
@@ -49,9 +50,13 @@ class Program:
         self._syncs = np.zeros(world_size, np.int64)
         self._rows_of_rank = np.zeros(world_size, np.int64)
         self._gpu_of: dict[Any, int] = {}
-        self._pairs = np.zeros(0, np.int64)
+        self._pairs = np.zeros(0, np.int64)  # (way * world size + source) * world size + destination
+        self.library = Library(profile, cluster)
+        self._numbers: list[int] = []  # of the templates as they were declared
+        self._variants: dict[tuple[int, Any], int] = {}
         state.room(L.T_ROUTE, 1, np.zeros((), L.ROUTE))
-        state[L.T_ROUTE][SELF_ROUTE] = (0, math.inf, math.inf, 0, 0, np.iinfo(np.int64).max, 0, 0, -1, -1)
+        most = np.iinfo(np.int64).max
+        state[L.T_ROUTE][SELF_ROUTE] = (0, math.inf, math.inf, 0, 0, most, 0, 0, -1, -1, 1.0, math.inf)
         self._set_ranks()
 
     def _set_ranks(self) -> None:
@@ -82,6 +87,10 @@ class Program:
     def declare(self, templates: Sequence[Template], groups: Sequence[Sequence[int]], labels: Sequence[int]) -> None:
         """Add templates (with the label of each) and groups; their numbers go on from those before."""
         self._declare_groups(groups)
+        self._numbers += range(len(self.templates), len(self.templates) + len(templates))
+        self._declare_templates(templates, labels)
+
+    def _declare_templates(self, templates: Sequence[Template], labels: Sequence[int]) -> None:
         if not templates:
             return
         table = self.state.room(L.T_TEMPLATE, 3 * (len(self.templates) + len(templates)))
@@ -97,8 +106,9 @@ class Program:
                 )
             table[3 * t : 3 * t + 3] = first, self._rows_used, label
             self.templates.append(template)
-            self._template_sends.append(np.unique(rows["a"][op == L.SEND]))
-            self._template_receives.append(np.unique(rows["a"][op == L.RECV]))
+            way = (rows["b"].astype(np.int64) >> L.WAY_SHIFT) * template.group_size + rows["a"]
+            self._template_sends.append(np.unique(way[op == L.SEND]))
+            self._template_receives.append(np.unique(way[op == L.RECV]))
             self._template_window.append(_window(rows))
             self._template_messages.append(int(((op == L.SEND) | (op == L.COPY)).sum()))
 
@@ -129,6 +139,8 @@ class Program:
         spans = flows = 0
         for r, rows in pieces:
             op = rows["op"]
+            if self._numbers and (op == L.CALL).any():
+                rows = self._called(rows, op)
             spans += int(_LOGGED[op].sum())
             flows += int(((op == L.SEND) | (op == L.COPY)).sum())
             keys.extend(self._pairs_of(r, rows, op))
@@ -148,6 +160,30 @@ class Program:
             state.count[L.FLOWS_EXPECTED] += flows
         state.more_messages(min(4 * len(self.lane_of) + 64, max(flows, 1) + 4))
         state.more_heap()
+
+    def _called(self, rows: np.ndarray, op: np.ndarray) -> np.ndarray:
+        """Number the templates that rows call as they stand here: as the library runs them."""
+        rows = rows.copy()
+        at = np.flatnonzero(op == L.CALL)
+        if not self.library.tunes:
+            rows["a"][at] = np.array(self._numbers)[rows["a"][at]]
+            return rows
+        calls, place = np.unique(rows[["a", "b", "n"]][at], return_inverse=True)
+        told = [self._variant(int(a), int(b), int(n)) for a, b, n in calls]
+        rows["a"][at] = np.array([number for number, _ in told])[place]
+        rows["x"][at] = np.array([launch_s for _, launch_s in told])[place]
+        return rows
+
+    def _variant(self, template: int, group: int, nbytes: int) -> tuple[int, float]:
+        """Return the template that the library makes of one called by a group, and the call's launch."""
+        number = self._numbers[template]
+        terms = self.library.terms(self.templates[number].name, self.groups[group], nbytes)
+        known = self._variants.get((number, terms))
+        if known is None:
+            known = self._variants[number, terms] = len(self.templates)
+            label = int(self.state[L.T_TEMPLATE][3 * number + 2])
+            self._declare_templates([self.library.variant(self.templates[number], terms)], [label])
+        return known, terms.launch_s
 
     def _called_messages(self, rows: np.ndarray, op: np.ndarray) -> int:
         if not self.templates:
@@ -301,12 +337,12 @@ class Program:
         """Return keys (source * world size + destination) of the pairs that a rank's rows name."""
         size = self.world_size
         keys = []
-        to = np.unique(rows["a"][op == L.SEND]).astype(np.int64)
-        if len(to):
-            keys.append(r * size + to)
-        source = np.unique(rows["a"][op == L.RECV]).astype(np.int64)
-        if len(source):
-            keys.append(source[source >= 0] * size + r)
+        moves = rows[(op == L.SEND) | (op == L.RECV)]
+        if len(moves):
+            way = np.where(moves["flag"] & L.COLLECTIVE, moves["b"].astype(np.int64) >> L.WAY_SHIFT, 0)
+            sent, peer = moves["op"] == L.SEND, moves["a"].astype(np.int64)
+            key = way * size * size + np.where(sent, r * size + peer, peer * size + r)
+            keys.append(np.unique(key[sent | (peer >= 0)]))
         calls = rows[op == L.CALL]
         if len(calls):
             for both in np.unique(calls["a"].astype(np.int64) << 32 | calls["b"]):
@@ -324,25 +360,24 @@ class Program:
                 f"ranks, got a group of {len(members)}"
             )
         me = self._place[group][r]
-        to = members[(self._template_sends[template] + me) % len(members)].astype(np.int64)
-        source = members[(self._template_receives[template] + me) % len(members)].astype(np.int64)
-        return [r * size + to, source * size + r]
+        way, off = np.divmod(self._template_sends[template], len(members))
+        to = way * size * size + r * size + members[(off + me) % len(members)]
+        way, off = np.divmod(self._template_receives[template], len(members))
+        return [to, way * size * size + members[(off + me) % len(members)].astype(np.int64) * size + r]
 
     def _need_pairs(self, keys: list[np.ndarray]) -> None:
         """Look up the routes of pairs that are new."""
         if not keys:
             return
         wanted = np.unique(np.concatenate(keys))
-        wanted = wanted[wanted // self.world_size != wanted % self.world_size]
+        pair, size = wanted % self.world_size**2, self.world_size
+        wanted = wanted[(wanted >= size * size) | (pair // size != pair % size)]
         fresh = wanted[~np.isin(wanted, self._pairs, assume_unique=True)] if len(self._pairs) else wanted
         if not len(fresh):
             return
-        table = routes_between(self.cluster, fresh // self.world_size, fresh % self.world_size)
         numbers = np.arange(len(self.routes), len(self.routes) + len(fresh), dtype=np.int32)
-        take_in(self.state, self.cluster, table, len(self.routes), self.profile.overheads)
-        if self.profile.windows:
-            connect(self.state, self.cluster, table, len(self.routes), fresh, self.world_size)
-        self.routes.extend(table)
+        for way in np.unique(fresh // (size * size)):
+            self._take_in(int(way), fresh[fresh // (size * size) == way] % (size * size))
         state = self.state
         count = len(self._pairs) + len(fresh)
         number = np.concatenate([state[L.T_PAIR_ROUTE][: len(self._pairs)], numbers])
@@ -352,6 +387,20 @@ class Program:
         state.put(L.T_PAIR_KEY, self._pairs)
         state.put(L.T_PAIR_ROUTE, np.ascontiguousarray(number[order]))
         state.count[L.PAIR_COUNT] = count
+
+    def _take_in(self, way: int, pairs: np.ndarray) -> None:
+        """Add the routes of pairs (source * world size + destination) by a way."""
+        src, dst, first = pairs // self.world_size, pairs % self.world_size, len(self.routes)
+        plain = routes_between(self.cluster, src, dst)
+        table, wire, chunk, buffer = self.library.by_way(way, plain)
+        take_in(self.state, self.cluster, table, first, self.profile.overheads and way == 0)
+        entry = self.state[L.T_ROUTE][first : first + len(table)]
+        entry["wire"], entry["chunk"] = wire, chunk
+        if way:
+            entry["eager"] = buffer
+        if self.profile.windows:
+            connect(self.state, self.cluster, plain, first, pairs, self.world_size)
+        self.routes.extend(table)
 
     def _need_host_routes(self, r: int, copies: np.ndarray) -> None:
         table = self.state[L.T_HOST_ROUTE]
@@ -381,6 +430,7 @@ class Program:
         entry["receive_s"] = transport.receive_overhead_s if on else 0.0
         entry["eager"] = transport.eager_bytes
         entry["first"], entry["count"], entry["neck"], entry["connection"] = first, hops, neck, -1
+        entry["wire"], entry["chunk"] = 1.0, math.inf
         self.routes.append(route)
         return number
 

@@ -322,6 +322,7 @@ def _enter_template(s, i, template, group, context):
     lane.back_pc, lane.back_end = lane.pc, lane.end
     lane.back_label = lane.label
     lane.label = t[3 * template + 2]
+    lane.time += rows(s)[lane.pc].x  # the call's launch
     lane.pc, lane.end = t[3 * template], t[3 * template + 1]
 
 
@@ -330,7 +331,7 @@ def _leave_template(s, i):
     lane = lanes(s)[i]
     lane.in_call = 0
     lane.pc, lane.end = lane.back_pc, lane.back_end
-    log_span(s, i, lane.call_start, lane.time, 0.0)
+    log_span(s, i, lane.call_start, lane.time, rows(s)[lane.pc].x)
     lane.label = lane.back_label
     lane.pc += 1
 

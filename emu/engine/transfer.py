@@ -4,6 +4,8 @@ Eager messages start when they are sent, the others when both sides are there. T
 when the last byte has left, the receiver's when it has arrived.
 """
 
+from math import ceil
+
 from emu.engine import layout as L
 from emu.engine.memory import (
     channels,
@@ -89,7 +91,7 @@ def start_message(s, m, now):
     r = routes(s)[f.route]
     f.start = now
     f.status |= L.STARTED
-    f.left = float(f.bytes)
+    f.left = f.bytes * r.wire
     f.cap = r.cap
     if reals(s)[L.PERTURB] > 0.0:
         f.left *= 1.0 + reals(s)[L.PERTURB] * uniform(
@@ -107,7 +109,7 @@ def finish_message(s, m, now):
     """The last byte of message `m` has left."""
     f = messages(s)[m]
     r = routes(s)[f.route]
-    latency = r.latency
+    latency = r.latency * max(1.0, ceil(f.bytes / r.chunk))
     if f.status & L.FLYING:
         remove_flow(s, m)
         if r.connection >= 0:

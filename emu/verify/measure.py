@@ -115,7 +115,7 @@ class _Call:
         job = self.job
 
         def main(comm: Comm) -> None:
-            comm.cluster = job.cluster
+            comm.cluster, comm.profile = job.cluster, job.profile
             self.once(comm, *self.buffers(comm, lambda size: comm.empty(size, self.dtype)))
 
         trace = run_dry(main, job.p)[1]
@@ -124,7 +124,7 @@ class _Call:
     def on(self, comm: Comm) -> tuple[int | None, float]:
         """Measure on this rank; return the wrong elements of all ranks, and the seconds a call. Collective."""
         job = self.job
-        comm.cluster = job.cluster
+        comm.cluster, comm.profile = job.cluster, job.profile
         x, out = self.buffers(comm, lambda size: np.empty(size, self.dtype))
         inputs = Inputs(job.p, job.contract.input_size(job.p, self.n), self.dtype)
         wrong = None

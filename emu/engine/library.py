@@ -1,0 +1,166 @@
+"""What a library makes of a recorded collective: its launch, the protocol it takes, what a step and a byte cost then.
+
+A call of a template becomes a call of a copy whose messages go by `ways` of their own. A way is a route of the
+pair with another latency and another share of the wire; to the engine it is a route like any other.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from emu.cluster.routing import RouteTable
+from emu.engine import layout as L
+from emu.engine import nccl
+from emu.engine.profiles import Profile
+from emu.trace import Template
+
+LOCAL = {"nvlink": "nvlink", "pcie": "pcie"}  # kinds of transport that stay in the node; others are "net"
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a message over one kind of route costs: latency, bytes of wire for a byte, and a bound of one flow."""
+
+    latency_s: float
+    wire: float
+    cap_bytes_per_s: float = math.inf
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How the library runs one call. A message longer than `chunk_bytes` is handed over chunk by chunk."""
+
+    launch_s: float
+    steps: Mapping[str, Step]
+    chunk_bytes: float
+    buffer_bytes: int  # a sender runs ahead by so many
+    drain_bytes_per_s: float  # at which a ring's last chunk leaves the buffer, nothing beside it
+    fill_s: float = 0.0  # until a pipeline of chunks runs full
+
+    def __hash__(self) -> int:
+        return hash((self.launch_s, tuple(self.steps.items()), self.chunk_bytes, self.drain_bytes_per_s, self.fill_s))
+
+
+class Library:
+    """What a profile makes of calls on one cluster."""
+
+    def __init__(self, profile: Profile, cluster: Any):
+        self.profile = profile
+        self.cluster = cluster
+        self._codes: dict[Terms, int] = {}
+        self._terms: list[Terms | None] = [None]  # by code; 0 is a message as the cluster has it
+        self._known: dict[tuple[str, tuple[int, ...], int], Terms] = {}
+
+    @property
+    def tunes(self) -> bool:
+        """Whether calls are changed at all."""
+        return self.profile.tuned or self.profile.launch_s > 0
+
+    def terms(self, name: str, group: tuple[int, ...], nbytes: int) -> Terms:
+        """Return how the library runs the collective `name` of so many bytes on these ranks."""
+        key = (name, group, nbytes)
+        if key not in self._known:
+            self._known[key] = self._nccl(name, group, nbytes) if self.profile.tuned else self._plain()
+        return self._known[key]
+
+    def variant(self, template: Template, terms: Terms) -> Template:
+        """Return the template with its messages on their ways, and the last chunk's way out of the buffer."""
+        rows = template.rows.copy()
+        if terms.steps:
+            moves = (rows["op"] == L.SEND) | (rows["op"] == L.RECV)
+            rows["b"][moves] += self._code(terms) << L.WAY_SHIFT
+        received = rows["n"][rows["op"] == L.RECV]
+        if len(received) and (terms.fill_s > 0 or terms.drain_bytes_per_s < math.inf):
+            last = np.zeros(1, rows.dtype)
+            last["op"], last["flag"] = L.ELAPSED, L.COLLECTIVE
+            last["x"] = terms.fill_s + received[-1] / terms.drain_bytes_per_s
+            rows = np.concatenate([rows, last])
+        return Template(template.name, template.group_size, rows)
+
+    def by_way(self, way: int, table: RouteTable) -> tuple[RouteTable, np.ndarray, float, int]:
+        """Return routes as a way has them, the wire's bytes for a byte on each, the chunk and the buffer."""
+        terms = self._terms[way]
+        if terms is None:
+            return table, np.ones(len(table)), math.inf, 0
+        kinds = [LOCAL.get(self.cluster.transport(name).kind, "net") for name in table.transports]
+        steps = [terms.steps[kind] for kind in kinds]
+        latency = np.array([step.latency_s for step in steps])[table.transport]
+        net = np.array([kind == "net" for kind in kinds])[table.transport]
+        latency = np.where(net, np.maximum(latency, table.latency_s), latency)
+        cap = np.array([step.cap_bytes_per_s * step.wire for step in steps])[table.transport]
+        wire = np.array([step.wire for step in steps])[table.transport]
+        changed = replace(table, latency_s=latency, cap_bytes_per_s=np.minimum(cap, table.cap_bytes_per_s))
+        return changed, wire, terms.chunk_bytes, terms.buffer_bytes
+
+    def _code(self, terms: Terms) -> int:
+        if terms not in self._codes:
+            self._codes[terms] = len(self._terms)
+            self._terms.append(terms)
+        return self._codes[terms]
+
+    def _plain(self) -> Terms:
+        return Terms(self.profile.launch_s, {}, math.inf, 0, math.inf)
+
+    def _nccl(self, name: str, group: tuple[int, ...], nbytes: int) -> Terms:
+        if len(group) < 2:
+            return self._plain()
+        graph = nccl.graph_of(self.cluster, group)
+        collective = next((each for each in nccl.COLLECTIVES if name.endswith(each)), "all_gather")
+        family = _family(name, collective, graph)
+        protocol = _protocol(graph, collective, family, nbytes)
+        return terms_of(self.cluster, graph, family, protocol, nbytes, self.profile.launch_s)
+
+
+def _family(name: str, collective: str, graph: nccl.Graph) -> str:
+    """Return the algorithm of NCCL's tables that a collective's steps cost as: of trees, of the switch, or of rings."""
+    if name.startswith("in_switch"):
+        return "nvls"
+    return "tree" if "tree" in name and collective == "all_reduce" and graph.ranks > 2 else "ring"
+
+
+def _protocol(graph: nccl.Graph, collective: str, family: str, nbytes: int) -> str:
+    if family == "nvls":
+        return "Simple"
+    return min(nccl.PROTOCOLS, key=lambda each: nccl.predicted_us(graph, collective, family, each, nbytes))
+
+
+def terms_of(cluster: Any, graph: nccl.Graph, family: str, protocol: str, nbytes: int, launch_s: float) -> Terms:
+    """Return what NCCL's constants make of a call by an algorithm and a protocol."""
+    k, generation = nccl.PROTOCOLS.index(protocol), graph.generation
+    row = min(graph.nodes, 3) - 1
+    channels = generation.nvls_channels if family == "nvls" else graph.channels
+    wire = (1 / nccl.LL_FRACTION, 1 / nccl.LL128_FRACTION, 1.0)[k]
+    cap = graph.ll_max() * 1e9 if k == 0 else math.inf
+    steps = {}
+    for kind in ("nvlink", "pcie", "net"):
+        latency_s = 0.0 if family == "nvls" else nccl.STEP_US[kind, family][k] * 1e-6
+        more = _slack(cluster, kind)
+        if family == "nvls":
+            more /= generation.nvls_fraction
+        steps[kind] = Step(latency_s, wire * more, cap)
+    base_us = nccl.NVLS_US if family == "nvls" else nccl.BASE_US[family][k]
+    chunk = channels * nccl.CHUNK_BYTES if k == 2 and family != "nvls" else math.inf
+    drain = channels * generation.tree_channel[row] * 1e9 if family == "ring" else math.inf
+    fill_s = 0.0
+    if family == "nvls":  # the first segment goes up before anything comes down
+        first = min(nbytes, channels * nccl.NVLS_CHUNK_BYTES * graph.ranks)
+        fill_s = first / (graph.bus("nvls") * generation.nvls_fraction * 1e9)
+    return Terms(launch_s + base_us * 1e-6, steps, chunk, channels * nccl.BUFFER_BYTES, drain, fill_s)
+
+
+def _slack(cluster: Any, kind: str) -> float:
+    """Return a link's payload rate, as one copy reaches it, over what NCCL's kernels make of it."""
+    if not hasattr(cluster, "node"):
+        return 1.0
+    spec = cluster.node(0).spec
+    if kind == "net":
+        return max(1.0, cluster.spec.transport.efficiency / nccl.NET_FRACTION)
+    if kind == "pcie":
+        rate = spec.pcie.link.rate(16)
+        return max(1.0, rate / nccl.PCIE_BYTES_PER_S.get(spec.pcie.link.name, rate))
+    link = spec.scaleup.link
+    return 1.0 if link is None else max(1.0, link.rate(1) / nccl.LINK_BYTES_PER_S.get(link.name, link.rate(1)))
+

@@ -1,0 +1,99 @@
+"""A profile turns a recorded collective into the library's launch, steps, protocol and share of the wire."""
+
+import numpy as np
+import pytest
+
+from emu.cluster import load_cluster
+from emu.collectives import all_reduce, find
+from emu.comm import run_dry
+from emu.engine import resolve
+from emu.engine.profiles import GLOO_LAUNCH_S, NCCL_LAUNCH_S
+
+MIB = 1 << 20
+
+
+def timed(cluster, p, nbytes, algorithm, profile="nccl", detail="totals"):
+    def main(comm):
+        comm.cluster, comm.profile = cluster, profile
+        find("all_reduce", algorithm)(comm, comm.empty(nbytes // 4, "float32"))
+
+    return resolve(run_dry(main, p)[1], cluster, profile=profile, detail=detail)
+
+
+@pytest.mark.parametrize("p", [2, 4, 8])
+def test_a_large_ring_takes_launch_steps_wire_and_the_last_chunk_s_copy(p):
+    nbytes, steps = 256 * MIB, 2 * (p - 1)
+    handed_over = -(-nbytes // p // (24 * 2 * MIB))  # chunks of 24 channels
+    wire = steps * nbytes / p / 240e9
+    expected = NCCL_LAUNCH_S + 8.4e-6 + steps * handed_over * 3.4e-6 + wire + nbytes / p / (24 * 24e9)
+    assert timed(load_cluster("dgx-a100"), p, nbytes, "ring").end_s == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_small_ring_goes_by_ll_at_half_the_wire():
+    nbytes = 8 * 1024
+    wire = 14 * nbytes / 8 / 120e9
+    bounded = 14 * nbytes / 8 / 87.7e9  # what LL reaches at most
+    expected = NCCL_LAUNCH_S + 6.6e-6 + 14 * 0.6e-6 + max(wire, bounded) + nbytes / 8 / (24 * 24e9)
+    assert timed(load_cluster("dgx-a100"), 8, nbytes, "ring").end_s == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_switch_carries_n_plus_one_parts_of_n():
+    nbytes, segment = 1024 * MIB, 16 * MIB
+    rate = 18 * 20.6e9 * 0.85
+    expected = NCCL_LAUNCH_S + 25e-6 + (1 + 1 / 8) * nbytes / rate + segment / rate
+    assert timed(load_cluster("hgx-h200"), 8, nbytes, "auto").end_s == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_call_shows_its_launch():
+    spans = timed(load_cluster("dgx-a100"), 4, MIB, "ring", detail="spans").spans
+    assert (spans["launch_s"] > NCCL_LAUNCH_S).all()
+    assert (spans["end_s"] - spans["start_s"] > spans["launch_s"]).all()
+
+
+def test_gloo_hands_each_call_to_a_worker():
+    cluster = load_cluster("tcp-25g", gpus=4)
+    late = timed(cluster, 4, 4096, "ring", "gloo").end_s - timed(cluster, 4, 4096, "ring", "mpi").end_s
+    assert late == pytest.approx(GLOO_LAUNCH_S)
+
+
+@pytest.mark.parametrize(
+    "kind, algorithm", [("dgx-a100:2", "channel_tree"), ("hgx-h200", "in_switch"), ("dgx-a100", "ring")]
+)
+def test_auto_takes_what_nccl_takes(kind, algorithm):
+    cluster = load_cluster(kind)
+    decisions = {}
+
+    def main(comm):
+        comm.cluster, comm.profile, comm.decisions = cluster, "nccl", decisions
+        all_reduce(comm, comm.empty(64 * MIB, "float32"))
+
+    run_dry(main, cluster.size)
+    assert list(decisions.values()) == [algorithm]
+
+
+def test_messages_outside_collectives_keep_the_cluster_s_figures():
+    cluster = load_cluster("dgx-a100")
+
+    def main(comm):
+        x = comm.empty(MIB, "float32")
+        if comm.rank == 0:
+            comm.send(x, 1)
+        else:
+            comm.recv(x, 0)
+
+    trace = run_dry(main, 2)[1]
+    assert np.isclose(resolve(trace, cluster, profile="nccl").end_s, resolve(trace, cluster).end_s, rtol=0, atol=1e-9)
+
+
+def test_the_same_call_by_two_groups_takes_each_group_s_links():
+    cluster = load_cluster("dgx-a100:2")
+
+    def main(comm):
+        inside = comm.split(cluster.node_of(comm.rank))
+        across = comm.split(comm.rank % 8)
+        for group in (inside, across):
+            find("all_reduce", "ring")(group, group.empty(1024, "float32"))
+
+    spans = resolve(run_dry(main, 16)[1], cluster, profile="nccl").spans
+    took = (spans["end_s"] - spans["start_s"])[spans["rank"] == 0]
+    assert len(took) == 2 and took[0] != took[1]

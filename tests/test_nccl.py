@@ -1,0 +1,55 @@
+"""NCCL's cost model gives the values that its formula gives."""
+
+import pytest
+
+from emu.cluster import load_cluster
+from emu.engine.nccl import GENERATIONS, PROTOCOLS, Graph, choice, graph_of, predicted_us
+
+ONE = Graph(1, 8, GENERATIONS["hopper"], 16, 20.0)
+FOUR = Graph(4, 8, GENERATIONS["hopper"], 16, 20.0, 20.0)
+
+GOLDEN = [
+    (ONE, 1 << 10, (15.0, 40.6, 56.0), (15.2, 31.5, 64.4)),
+    (ONE, 1 << 20, (28.0, 46.8, 61.7), (69.3, 46.8, 78.6)),
+    (ONE, 256 << 20, (3346.6, 1636.3, 1524.0), (6944.9, 2376.1, 2090.6)),
+    (FOUR, 1 << 10, (78.9, 144.4, 282.8), (35.3, 65.5, 120.4)),
+    (FOUR, 1 << 20, (178.4, 151.3, 402.3), (240.8, 78.2, 134.6)),
+    (FOUR, 256 << 20, (25573.6, 1911.0, 2021.2), (26352.4, 2010.7, 2146.6)),
+]
+
+
+@pytest.mark.parametrize("graph, nbytes, ring, tree", GOLDEN)
+def test_all_reduce_costs_what_the_published_formula_says(graph, nbytes, ring, tree):
+    for algorithm, expected in (("ring", ring), ("tree", tree)):
+        got = [predicted_us(graph, "all_reduce", algorithm, protocol, nbytes) for protocol in PROTOCOLS]
+        assert got == pytest.approx(expected, rel=1e-3, abs=0.06)
+
+
+@pytest.mark.parametrize(
+    "graph, nbytes, algorithm, protocol",
+    [
+        (ONE, 1 << 10, "ring", "LL"),
+        (ONE, 256 << 20, "ring", "Simple"),
+        (FOUR, 1 << 10, "tree", "LL"),
+        (FOUR, 1 << 20, "tree", "LL128"),
+        (FOUR, 256 << 20, "ring", "LL128"),
+    ],
+)
+def test_the_least_estimate_is_chosen(graph, nbytes, algorithm, protocol):
+    assert choice(graph, "all_reduce", nbytes)[:2] == (algorithm, protocol)
+
+
+@pytest.mark.parametrize(
+    "cluster, gpus, algorithm",
+    [
+        ("hgx-h200", 4, "ring"),
+        ("hgx-h200", 5, "nvls"),
+        ("hgx-h200", 8, "nvls"),
+        ("b200", 5, "ring"),
+        ("b200", 6, "nvls"),
+        ("dgx-a100", 8, "ring"),
+    ],
+)
+def test_the_switch_reduces_where_that_pays(cluster, gpus, algorithm):
+    graph = graph_of(load_cluster(cluster, gpus=gpus), range(gpus))
+    assert choice(graph, "all_reduce", 8 << 30)[0] == algorithm
