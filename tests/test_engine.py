@@ -297,16 +297,3 @@ def test_flows_name_their_route():
     for flow in raw.flows:
         assert raw.routes[flow["route"]] == cluster.route(int(flow["src"]), int(flow["dst"])) or (
             raw.routes[flow["route"]].links == cluster.route(int(flow["src"]), int(flow["dst"])).links)
-
-
-@pytest.mark.parametrize(("n", "latency", "share"), [(64, 2.7e-6, 0.5), (10**8, 14e-6, 1.0), (50_000, 4e-6, 120 / 128)])
-def test_nccl_moves_each_message_by_the_protocol_that_is_fastest(n, latency, share):
-    raw = resolve(trace([send(1, n), wait(1)], [recv(0, n), wait(1)]), star(2, 12.5e9, 1e-6), profile="nccl")
-    assert raw.end_s == pytest.approx(latency + n / share / 12.5e9, rel=1e-12)
-    assert raw.link_bytes.max() == n
-
-
-def test_nccl_takes_time_to_launch_a_collective():
-    raw = resolve(ring_trace(1, 100), star(1), profile="nccl")
-    assert raw.spans["launch_s"].tolist() == [8.4e-6]
-    assert raw.end_s == 8.4e-6

@@ -66,7 +66,7 @@ FAN = np.dtype([("volume", "f8"), ("since", "f8"), ("level", "f8"), ("limit", "f
 ROUTE = np.dtype([
     ("latency", "f8"), ("cap", "f8"), ("rate", "f8"), ("send_s", "f8"), ("receive_s", "f8"),
     ("eager", "i8"), ("first", "i4"), ("count", "i4"), ("neck", "i4"), ("connection", "i4"),
-    ("wire", "f8"), ("chunk", "f8"), ("protocols", "i4"), ("protocol_count", "i4")], align=True)
+    ("wire", "f8"), ("chunk", "f8")], align=True)
 
 # All messages of equal (context, stream or -1, source, destination, tag) meet in one channel, in order.
 CHANNEL = np.dtype([
@@ -123,7 +123,7 @@ GPU_LAUNCH, GPU_MEMORY, GPU_FLOPS = 0, 1, 2
 COUNTERS = 56
 
 # ... and its real numbers.
-(NOW, HORIZON, JITTER, PERTURB, NETWORK_JITTER, NEXT_FAULT, CALL_S) = range(7)
+(NOW, HORIZON, JITTER, PERTURB, NETWORK_JITTER, NEXT_FAULT) = range(6)
 REALS = 8
 
 # Where each array's address stands in the table.
@@ -131,7 +131,7 @@ REALS = 8
  T_ROWS, T_ROW_ID, T_SEGMENT, T_TEMPLATE, T_GROUP, T_MEMBER, T_SPAN, T_FLOW, T_GPU, T_RANK, T_EVENT_TIME,
  T_EVENT_WAITER, T_COUNT, T_REAL, T_NODE, T_ROUTE_LINKS, T_SET, T_FILL_HEAP, T_TOUCHED, T_DIRTY, T_REGROUP,
  T_PAIR_KEY, T_PAIR_ROUTE, T_HOST_ROUTE, T_NEW, T_REQUEST_PEER, T_FAULT, T_TCP, T_PORT, T_PAUSE, T_FAN,
- T_LOST, T_SHUFFLE, T_WINDOW_LOG, T_QUEUE_LOG, T_PROTOCOL) = range(46)
+ T_LOST, T_SHUFFLE, T_WINDOW_LOG, T_QUEUE_LOG) = range(45)
 TABLE = 48
 
 # What `run` returns.

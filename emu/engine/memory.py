@@ -116,7 +116,6 @@ lanes = _view(L.T_LANE, L.LANE)
 messages = _view(L.T_MSG, L.MSG)
 links = _view(L.T_LINK, L.LINK)
 fans = _view(L.T_FAN, L.FAN)
-protocols = _view(L.T_PROTOCOL, np.float64)  # latency and payload share of each
 connections = _view(L.T_TCP, L.CONNECTION)
 ports = _view(L.T_PORT, L.PORT)
 losses = _view(L.T_LOST, L.LOST)

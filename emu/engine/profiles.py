@@ -1,18 +1,8 @@
 """How a communication library uses the machine: what an engine run takes from the cluster, and what it leaves out."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from emu.errors import ConfigError
-
-
-@dataclass(frozen=True)
-class Protocol:
-    """How a library moves a message over one kind of path: a step's latency, the payload's share of its bytes."""
-
-    name: str
-    latency_s: float
-    payload_share: float
 
 
 @dataclass(frozen=True)
@@ -21,8 +11,6 @@ class Profile:
 
     `overheads`: sends, receives and kernel launches take time. `sums`: the local sums of a collective take the
     GPU's time. `eager`: every message leaves when it is sent, whatever its size. `windows`: TCP has
-    windows, and ports that overflow. `call_s` is what it takes to launch one collective. `protocols` by kind of
-    path: each message takes the one that is fastest for it alone; the latency is a step's in all, wire included.
     windows, and ports that overflow. `launch_s` is what starting a collective takes. `tuned`: steps, protocols and
     channels of collectives are NCCL's, see `library`; sums are fused with the transfers there and cost nothing.
     """
@@ -34,19 +22,7 @@ class Profile:
     windows: bool = True
     launch_s: float = 0.0
     tuned: bool = False
-    call_s: float = 0.0
-    protocols: Mapping[str, tuple[Protocol, ...]] = field(default_factory=dict)
 
-
-def _nccl(ll_s: float, ll128_s: float, simple_s: float) -> tuple[Protocol, ...]:
-    return (Protocol("LL", ll_s, 0.5), Protocol("LL128", ll128_s, 120 / 128), Protocol("Simple", simple_s, 1.0))
-
-
-# Source: NCCL, src/graph/tuning.cc, hardware latencies of a ring's step; its base latency of a ring (Simple).
-_NET = _nccl(2.7e-6, 4.0e-6, 14.0e-6)
-_NCCL_PROTOCOLS = {
-    "nvlink": _nccl(0.6e-6, 1.9e-6, 3.4e-6), "pcie": _nccl(1.0e-6, 2.5e-6, 5.7e-6), "rdma": _NET, "tcp": _NET,
-}  # fmt: skip
 
 # Calibrated: 8 P100, all-reduces of 1 to 16 KiB take 45 to 54 us (Tartan), 30 us beyond NCCL's own estimate of 15 us.
 NCCL_LAUNCH_S = 30e-6

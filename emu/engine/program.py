@@ -14,7 +14,7 @@ from emu.engine import layout as L
 from emu.engine.library import Library
 from emu.engine.order import Order
 from emu.engine.profiles import Profile
-from emu.engine.routes import connect, routes_between, take_in, use_protocols
+from emu.engine.routes import connect, routes_between, take_in
 from emu.engine.state import SELF_ROUTE, State
 from emu.errors import TraceError
 from emu.trace import DTYPES, Template
@@ -56,7 +56,7 @@ class Program:
         self._variants: dict[tuple[int, Any], int] = {}
         state.room(L.T_ROUTE, 1, np.zeros((), L.ROUTE))
         most = np.iinfo(np.int64).max
-        state[L.T_ROUTE][SELF_ROUTE] = (0, math.inf, math.inf, 0, 0, most, 0, 0, -1, -1, 1.0, math.inf, 0, 0)
+        state[L.T_ROUTE][SELF_ROUTE] = (0, math.inf, math.inf, 0, 0, most, 0, 0, -1, -1, 1.0, math.inf)
         self._set_ranks()
 
     def _set_ranks(self) -> None:
@@ -430,7 +430,6 @@ class Program:
         entry["receive_s"] = transport.receive_overhead_s if on else 0.0
         entry["eager"] = transport.eager_bytes
         entry["first"], entry["count"], entry["neck"], entry["connection"] = first, hops, neck, -1
-        entry["protocol_count"] = 0
         entry["wire"], entry["chunk"] = 1.0, math.inf
         self.routes.append(route)
         return number

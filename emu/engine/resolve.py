@@ -64,7 +64,6 @@ class Engine:
         real[L.PERTURB] = perturbation
         real[L.JITTER] = getattr(jitter, "compute", 0.0) if compute_jitter is None else compute_jitter
         real[L.NETWORK_JITTER] = getattr(jitter, "latency", 0.0) if network_jitter is None else network_jitter
-        real[L.CALL_S] = self._profile.call_s
         self._program = Program(self._state, cluster, world_size, self._profile)
         self._settled_s = -math.inf  # up to here nothing can change
         count[L.WILD] = any_source

@@ -8,7 +8,6 @@ import numpy as np
 
 from emu.cluster.routing import RouteTable
 from emu.engine import layout as L
-from emu.engine.profiles import Profile
 from emu.engine.state import State
 
 
@@ -63,24 +62,9 @@ def take_in(state: State, cluster: Any, table: Any, first_number: int, overheads
     entry["wire"], entry["chunk"] = 1.0, math.inf
     transports = [cluster.transport(name) for name in table.transports]
     entry["eager"] = np.array([item.eager_bytes for item in transports])[table.transport]
-    entry["protocol_count"] = 0
     if overheads:
         entry["send_s"] = np.array([item.send_overhead_s for item in transports])[table.transport]
         entry["receive_s"] = np.array([item.receive_overhead_s for item in transports])[table.transport]
-
-
-def use_protocols(state: State, cluster: Any, table: Any, first_number: int, profile: Profile) -> None:
-    """Note which protocols the library can choose from on each route."""
-    entry = state[L.T_ROUTE][first_number : first_number + len(table)]
-    place: dict[str, tuple[int, int]] = {}
-    figures: list[float] = []
-    for kind, some in profile.protocols.items():
-        place[kind] = len(figures) // 2, len(some)
-        figures += [x for p in some for x in (p.latency_s, p.payload_share)]
-    state.put(L.T_PROTOCOL, np.array(figures or [0.0]))
-    found = [place.get(cluster.transport(name).kind, (0, 0)) for name in table.transports]
-    entry["protocols"] = np.array([first for first, _ in found])[table.transport]
-    entry["protocol_count"] = np.array([count for _, count in found])[table.transport]
 
 
 def connect(state: State, cluster: Any, table: Any, first_number: int, pairs: np.ndarray, world_size: int) -> None:

@@ -203,6 +203,5 @@ _EMPTY: dict[int, Any] = {
     L.T_SET: np.int32, L.T_NEW: np.int32, L.T_FILL_HEAP: L.EVENT, L.T_PAIR_KEY: np.int64,
     L.T_PAIR_ROUTE: np.int32, L.T_FAULT: np.float64, L.T_PAUSE: np.float64, L.T_TCP: L.CONNECTION,
     L.T_PORT: L.PORT, L.T_LOST: L.LOST, L.T_SHUFFLE: np.int32, L.T_WINDOW_LOG: L.WINDOW, L.T_QUEUE_LOG: L.QUEUE,
-    L.T_PROTOCOL: np.float64,
     L.T_REQUEST: np.float64, L.T_REQUEST_PEER: np.int32,
 }  # fmt: skip

@@ -301,8 +301,6 @@ def _mark(s, i, op):
         lane.pc += 1
     elif op == L.BEGIN:
         open_span(s, i)
-        if rows(s)[lane.pc].flag & L.COLLECTIVE:
-            lane.time += reals(s)[L.CALL_S]
         lane.pc += 1
     else:
         close_span(s, i)
@@ -321,7 +319,6 @@ def _enter_template(s, i, template, group, context):
             me += 1
         lane.me = me
     lane.context, lane.call_start, lane.in_call = context, lane.time, 1
-    lane.time += reals(s)[L.CALL_S]
     lane.back_pc, lane.back_end = lane.pc, lane.end
     lane.back_label = lane.label
     lane.label = t[3 * template + 2]
@@ -334,7 +331,7 @@ def _leave_template(s, i):
     lane = lanes(s)[i]
     lane.in_call = 0
     lane.pc, lane.end = lane.back_pc, lane.back_end
-    log_span(s, i, lane.call_start, lane.time, reals(s)[L.CALL_S] + rows(s)[lane.pc].x)
+    log_span(s, i, lane.call_start, lane.time, rows(s)[lane.pc].x)
     lane.label = lane.back_label
     lane.pc += 1
 

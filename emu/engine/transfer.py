@@ -4,7 +4,7 @@ Eager messages start when they are sent, the others when both sides are there. T
 when the last byte has left, the receiver's when it has arrived.
 """
 
-from math import ceil, inf
+from math import ceil
 
 from emu.engine import layout as L
 from emu.engine.memory import (
@@ -14,7 +14,6 @@ from emu.engine.memory import (
     inner,
     lanes,
     messages,
-    protocols,
     reals,
     request_peers,
     requests,
@@ -85,18 +84,6 @@ def complete(s, i, req, time, peer, tag):
         reals(s)[L.HORIZON] = min(reals(s)[L.HORIZON], max(lane.time, time))
 
 
-@inner("iii")
-def protocol_of(s, route, size):
-    """Return the protocol that moves a lone message of that size fastest, -1 if the library has none."""
-    r, table = routes(s)[route], protocols(s)
-    best, fastest = -1, inf
-    for k in range(r.protocols, r.protocols + r.protocol_count):
-        time = max(r.latency, table[2 * k]) + size / (table[2 * k + 1] * r.rate)
-        if time < fastest:
-            best, fastest = k, time
-    return best
-
-
 @inner("iif")
 def start_message(s, m, now):
     """Send the bytes of message `m` on their way."""
@@ -106,8 +93,6 @@ def start_message(s, m, now):
     f.status |= L.STARTED
     f.left = f.bytes * r.wire
     f.cap = r.cap
-    if r.protocol_count > 0:
-        f.left /= protocols(s)[2 * protocol_of(s, f.route, f.bytes) + 1]
     if reals(s)[L.PERTURB] > 0.0:
         f.left *= 1.0 + reals(s)[L.PERTURB] * uniform(
             s, lanes(s)[f.src_lane].key + (counts(s)[L.PERTURBATION_SEED] << 40), f.src_req)
@@ -125,8 +110,6 @@ def finish_message(s, m, now):
     f = messages(s)[m]
     r = routes(s)[f.route]
     latency = r.latency * max(1.0, ceil(f.bytes / r.chunk))
-    if r.protocol_count > 0:
-        latency = max(latency, protocols(s)[2 * protocol_of(s, f.route, f.bytes)])
     if f.status & L.FLYING:
         remove_flow(s, m)
         if r.connection >= 0:
