@@ -237,7 +237,7 @@ def test_a_contract_says_what_numpy_says(collective):
 def test_the_picture_shows_who_holds_what():
     picture = holdings(Submission("all_reduce", ring, "ring"), 2)
     lines = text(picture).splitlines()
-    assert lines[:4] == ["ring as all_reduce, 2 ranks", "start", "  rank  0 | 0  | 0 ", "  rank  1 | 1  | 1 "]
+    assert lines[:4] == ["ring as all_reduce, 2 ranks", "start", "  rank  0 | 0  | 0", "  rank  1 | 1  | 1"]
     assert lines[-2:] == ["  rank  0 | 01 | 01 | <- 01", "  rank  1 | 01 | 01 | <- 01"]
     drawing = ElementTree.fromstring(svg(picture))
     titles = [title.text for title in drawing.iter("{http://www.w3.org/2000/svg}title")]

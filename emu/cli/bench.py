@@ -167,7 +167,7 @@ def _table(job: Job, rows: list[Row], wrong: int, mean: float) -> str:
     lines = [
         f"# {job.algorithm} {job.collective} on {job.p} GPUs of {job.cluster.name}, profile {job.profile}",
         "# time, algbw and busbw are emulated; wall is measured on this host",
-        f"#{'':>49}{'out-of-place':^41} {'in-place':^41}",
+        f"#{'':>49}{'out-of-place':^41} {'in-place':^41}".rstrip(),
         f"#{'size':>12} {'count':>12} {'type':>9} {'redop':>6} {'root':>5} {way} {way}",
         f"#{'(B)':>12} {'(elements)':>12} {'':>9} {'':>6} {'':>5} {unit} {unit}",
     ]

@@ -28,7 +28,7 @@ def hierarchical_all_reduce(
     `nodes` gives each rank's node (None: as the cluster has them). x is cut into as many chunks as the
     smallest node has ranks; a chunk crosses between nodes once, beside the others, and the ranks beyond
     that number help inside their node only.
-    Cost for m nodes of g: 2(g-1)(α + n/(gB)) + 2(m-1)(α' + n/(gmB')) + sums; 2(p-1)n bytes in all.
+    Cost: 2(g-1)(α + n/(gB)) + 2(m-1)(α' + n/(gmB')) + sums, for m nodes of g; 2(p-1)n bytes in all.
     Source: Horovod's hierarchical all-reduce; NCCL's and Open MPI HAN's levels.
     """
     plain = local_op(op)

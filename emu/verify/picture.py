@@ -59,7 +59,8 @@ def text(picture: Holdings) -> str:
         lines.append(f"step {step}" if step else "start")
         for rank, cells in enumerate(ranks):
             arrived = f" | <- {_cell(picture.got[step][rank])}" if any(picture.got[step][rank]) else ""
-            lines.append(f"  rank {rank:>2} | " + " | ".join(_cell(cell).ljust(width) for cell in cells) + arrived)
+            row = " | ".join(_cell(cell).ljust(width) for cell in cells) + arrived
+            lines.append(f"  rank {rank:>2} | {row}".rstrip())
     return "\n".join(lines)
 
 
