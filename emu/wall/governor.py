@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from emu.wall.lateness import ENOUGH
 
-FIRST_DILATION = 20.0
+FIRST_DILATION = 1.0
 MOST = 5000.0
 WINDOW = 100  # messages that are judged together
+MOST_GROWTH = 16.0  # of the dilation after one window
 ABOVE = 1.25  # how far above what was needed the dilation goes
 SLACK = 0.4  # the dilation comes down when this part of it would have been enough
 
@@ -29,7 +30,7 @@ class Governor:
         self._needed.clear()
         if needed > dilation:
             self._low = max(self._low, dilation)
-            return min(MOST, max(1.3 * dilation, min(ABOVE * needed, 4 * dilation)))
+            return min(MOST, max(1.3 * dilation, min(ABOVE * needed, MOST_GROWTH * dilation)))
         if needed < SLACK * dilation:
             return max(1.0, ABOVE * needed, self._low, dilation / 2)
         return dilation

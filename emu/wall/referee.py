@@ -256,10 +256,11 @@ class Referee:
         time_s = self._time_s(lane)
         began = stamp - self.dilation * time_s
         if self.origin_s is None or began > self.origin_s:
-            if self.origin_s is not None and (time_s > 0 or self.model.now_s > 0):  # before, time has not begun
-                self.stood_still_s += began - self.origin_s
-                self._govern(time_s - lane.stamped_s, began - self.origin_s)
+            late_s = began - self.origin_s if self.origin_s is not None else 0.0
             self.origin_s = began
+            if time_s > 0 or self.model.now_s > 0:  # before, time has not begun
+                self.stood_still_s += late_s
+                self._govern(time_s - lane.stamped_s, late_s)
         lane.stamped_s = time_s
 
     def _govern(self, own_s: float, late_s: float) -> None:

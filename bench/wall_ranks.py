@@ -1,0 +1,145 @@
+"""The ranks of `bench.wall`: `python -m bench.wall_ranks CASES`, under mpirun; rank 0 prints a JSON line a case.
+
+A case is [name, cluster or link, dilation or "auto", program, argument].
+"""
+
+import json
+import resource
+import statistics
+import sys
+import time
+
+import numpy as np
+
+from emu.cluster import link_cluster, load_cluster
+from emu.collectives import find
+from emu.comm.mpi import MpiWorld
+from emu.gpu import Cost
+from emu.program import end_job, mpi_trace, wall_gpu
+from emu.wall.agreement import compare
+from emu.wall.run import read_pace
+
+timer = time.perf_counter
+SETTLE_S = 3.0  # of the host's clock, at most, until the dilation is found
+STEADY = 250  # messages at one dilation settle it
+MEASURED = 40  # messages, at most
+
+
+def message(gpu, nbytes):
+    """Messages between ranks 0 and 1, back and forth, each timed by its receiver; at first the dilation settles."""
+    comm, x, seat = gpu.comm, np.zeros(max(1, nbytes), np.uint8), gpu.log.seat
+    took, steady, last, turn = [], 0, 0.0, 0
+    began = timer()
+    while True:
+        posted = timer()
+        if comm.rank == turn:
+            comm.send(x, 1 - turn)
+        else:
+            comm.recv(x, turn)
+        told = comm.wire.exchange((timer() - posted, seat.dilation, timer() - began))
+        dilation = told[0][1]
+        steady = steady + 1 if dilation == last else 0
+        last = dilation
+        if steady >= STEADY or told[0][2] > SETTLE_S:
+            took.append(told[1 - turn][0] / dilation)
+        if len(took) == MEASURED or took and told[0][2] > 2 * SETTLE_S:
+            return {"took_s": took}
+        turn = 1 - turn
+
+
+def flows(gpu, pattern):
+    """Messages all at once, or staggered by `after` emulated seconds: [from, to, bytes, after]."""
+    comm, waited = gpu.comm, []
+    spec = CLUSTER.gpu(gpu.rank)
+    rate = spec.memory_bytes_per_s * spec.memory_efficiency
+    comm.wire.exchange(None)
+    now_s = 0.0
+    for tag, (source, to, nbytes, after) in enumerate(pattern):
+        if gpu.rank == source and after > now_s:
+            gpu.launch(_nothing, cost=Cost(bytes=int((after - now_s) * rate)), name="pause")
+            now_s = after
+        x = np.zeros(nbytes, np.uint8)
+        if gpu.rank == to:
+            waited.append((comm.irecv(x, source, tag), x))
+        elif gpu.rank == source:
+            waited.append((comm.isend(x, to, tag), x))
+    for request, _ in waited:
+        comm.waitall((request,))
+    return {}
+
+
+def collective(gpu, asked):
+    """Two of one collective, the second on the heels of the first."""
+    operation, algorithm, nbytes = asked
+    x = np.ones(nbytes // 4, np.float32)
+    gpu.comm.wire.exchange(None)
+    for _ in range(2):
+        find(operation, algorithm)(gpu.comm, x)
+    return {}
+
+
+def idle(gpu, nbytes):
+    """All wait for one long message."""
+    comm, x = gpu.comm, np.zeros(nbytes, np.uint8)
+    comm.wire.exchange(None)
+    began, used = timer(), _cpu_s()
+    comm.sendrecv(x, (comm.rank + 1) % comm.size, x.copy(), (comm.rank - 1) % comm.size)
+    took = timer() - began
+    return {"cores": sum(comm.wire.exchange(_cpu_s() - used)) / took}
+
+
+def run(world, case):
+    """Run one case; return its row on rank 0."""
+    global CLUSTER
+    name, cluster, dilation, program, argument = case
+    CLUSTER = link_cluster(cluster, world.size) if "=" in cluster else load_cluster(cluster, {}, world.size)
+    wall = wall_gpu(world, CLUSTER, read_pace(dilation))
+    found = globals()[program](wall.gpu, argument)
+    lateness = wall.end()
+    trace, ended = mpi_trace(world, wall.gpu, CLUSTER), world.gather(wall.ended())
+    row = None
+    if trace is not None:
+        row = _row(name, lateness, found, compare(trace, CLUSTER, "ideal", ended), argument)
+    world.tell(None)
+    return row
+
+
+def _row(name, lateness, found, agreement, argument):
+    row = {"case": name, "dilation": lateness.dilation}
+    if "cores" in found:
+        return row | {"asked": 0.2, "obtained": found["cores"], "error_pct": None, "early": 0}
+    if "took_s" in found:
+        asked = CLUSTER.closed_form(0, 1).time_s(argument)
+        errors = [100 * (took - asked) / asked for took in found["took_s"]]
+        return row | {
+            "asked": asked, "obtained": statistics.median(found["took_s"]), "error_pct": statistics.median(errors),
+            "p99_pct": sorted(errors)[-1 - len(errors) // 100], "early": sum(e < -1e-6 for e in errors),
+        }  # fmt: skip
+    worst = max(agreement.ends, key=lambda end: abs(end[1] - end[0]) / end[0] if end[0] > 0 else 0)
+    return row | {
+        "asked": agreement.virtual_s, "obtained": agreement.wall_s, "error_pct": agreement.error_pct,
+        "worst_pct": 100 * (worst[1] - worst[0]) / worst[0] if worst[0] > 0 else 0.0, "early": agreement.early,
+    }  # fmt: skip
+
+
+def _nothing():
+    """A kernel that only takes time."""
+
+
+def _cpu_s():
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+if __name__ == "__main__":
+    world = MpiWorld()
+    try:
+        for case in json.loads(sys.argv[1]):
+            row = run(world, case)
+            if row is not None:
+                print("ROW " + json.dumps(row), flush=True)
+    except BaseException as error:
+        end_job(world, error)
+        raise
+    finally:
+        world.watch.stop()
