@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -62,19 +64,33 @@ def verify(
         "show": show or (min(4, max(counts)) if svg_path else 0),
         "case_limit_s": limit_s,
     }
-    outcome = run_guarded(request, 60 + len(counts) * limit_s)
-    if "error" in outcome.results:
-        raise ConfigError(outcome.results["error"])
+    with tempfile.TemporaryDirectory() as folder:
+        trace = str(Path(folder, "trace")) if cluster else ""
+        outcome = run_guarded({**request, "trace": trace}, 60 + len(counts) * limit_s)
+        if "error" in outcome.results:
+            raise ConfigError(outcome.results["error"])
+        correct = not outcome.stopped and not outcome.results["faults"]
+        if trace and correct:
+            outcome.results["timed"] = _timed(request, trace)
     picture = Holdings(**outcome.results["picture"]) if outcome.results.get("picture") else None
     if svg_path and picture:
         Path(svg_path).write_text(svg(picture))
-    correct = not outcome.stopped and not outcome.results["faults"]
     if as_json:
         print(json.dumps({"correct": correct, "stopped": outcome.stopped, **request, **outcome.results}))
     else:
         print(_report(request, outcome, picture if show else None))
     sys.stdout.flush()
     return 0 if correct else 1
+
+
+def _timed(request: dict[str, Any], path: str) -> dict[str, Any]:
+    from emu.cluster import load_cluster
+    from emu.trace import Trace
+    from emu.verify.timing import time_beside_best
+
+    trace = Trace.load(path)
+    cluster = load_cluster(request["cluster"], request["settings"], trace.world_size)
+    return asdict(time_beside_best(request["collective"], trace, cluster, request["nbytes"]))
 
 
 def read_numbers(where: str, words: str, least: int) -> list[int]:

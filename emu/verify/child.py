@@ -43,24 +43,19 @@ def work(request: dict[str, Any], results: int, tracebacks: int) -> None:
 
             begin("the picture")
             done["picture"] = holdings(submission, request["show"]).as_dict()
-        if not faults and request["cluster"]:
-            begin("the timing")
-            done["timed"] = _timed(submission, request)
+        if not faults and request["trace"]:
+            from emu.cluster import load_cluster
+            from emu.verify.timing import record
+
+            p = max(request["ranks"])
+            cluster = load_cluster(request["cluster"], request["settings"], p)
+            begin("the timed run")
+            record(submission, cluster, p, request["nbytes"]).save(request["trace"])
         tell(done)
     except EmuError as error:
         tell({"error": str(error)})
     finally:
         faulthandler.cancel_dump_traceback_later()
-
-
-def _timed(submission: Any, request: dict[str, Any]) -> dict[str, Any]:
-    from emu.cluster import load_cluster
-    from emu.verify.timing import time_beside_best
-
-    p = max(request["ranks"])
-    faulthandler.cancel_dump_traceback_later()  # compiling the engine takes its time
-    cluster = load_cluster(request["cluster"], request["settings"], p)
-    return asdict(time_beside_best(submission, cluster, p, request["nbytes"]))
 
 
 def _limit() -> None:

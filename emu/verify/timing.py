@@ -29,11 +29,9 @@ class Timed:
     best_time_s: float
 
 
-def time_beside_best(submission: Submission, cluster: Cluster, p: int, nbytes: int, profile: str = "ideal") -> Timed:
-    """Time the submission and every algorithm of the table on the cluster; `nbytes` in all, as float32."""
-    contract = submission.contract
-    chunks = p if contract.total_size(p, 1) == p else 1
-    n = nbytes // 4 // chunks if contract.takes != "nothing" else 0
+def record(submission: Submission, cluster: Cluster, p: int, nbytes: int) -> Trace:
+    """Run the submission once on p ranks of the cluster and `nbytes` in all, as float32; return its trace."""
+    contract, n = submission.contract, elements(submission.collective, p, nbytes)
 
     def main(comm: Comm) -> None:
         comm = faced(comm)
@@ -42,13 +40,28 @@ def time_beside_best(submission: Submission, cluster: Cluster, p: int, nbytes: i
         out = np.zeros(contract.output_size(p, n), "float32")
         contract.call(submission.function, comm, x, out, 0, "sum", submission.options)
 
-    mine = _time_s(run_local(main, p)[1], cluster, profile)
+    return run_local(main, p)[1]
+
+
+def time_beside_best(
+    collective: str, trace: Trace, cluster: Cluster, nbytes: int, profile: str = "ideal"
+) -> Timed:
+    """Time a recorded call on the cluster, and every algorithm of the table at the same size."""
+    p = trace.world_size
+    n, contract = elements(collective, p, nbytes), contract_of(collective)
     known = {}
-    for name in TABLE[submission.collective]:
+    for name in TABLE[collective]:
         if name != "in_switch" or reduces_in_switch(cluster, range(p)):
-            known[name] = known_time_s(submission.collective, name, cluster, p, n, profile)
+            known[name] = known_time_s(collective, name, cluster, p, n, profile)
     best = min(known, key=lambda name: known[name])
-    return Timed(p, contract.total_size(p, n) * 4, mine, best, known[best])
+    return Timed(p, contract.total_size(p, n) * 4, _time_s(trace, cluster, profile), best, known[best])
+
+
+def elements(collective: str, p: int, nbytes: int) -> int:
+    """Return how many float32 elements a chunk has for `nbytes` in all."""
+    contract = contract_of(collective)
+    chunks = p if contract.total_size(p, 1) == p else 1
+    return nbytes // 4 // chunks if contract.takes != "nothing" else 0
 
 
 def known_time_s(collective: str, algorithm: str, cluster: Cluster, p: int, n: int, profile: str) -> float:
