@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any
 
 from emu.collectives.channels import ring_orders
@@ -26,6 +27,7 @@ def algorithm_named(collective: str, algorithm: str) -> Callable[..., Any]:
     return entry if collective in UNEVEN else entry.function
 
 
+@lru_cache(maxsize=4096)
 def choose(collective: str, p: int, nbytes: int, network: Network) -> str:
     """Name the algorithm that the formulas call fastest; the first in the table wins a tie."""
     _known("collective", collective, TABLE)
