@@ -93,6 +93,7 @@ def run_as_rank(plan: Plan, world: MpiWorld, watched: Callable[[Log], None]) -> 
     session = _session(plan, core, EngineAnswers(seat), Background(MpiTurns(world.watch)), decisions)
     watched(log)
     main = plan.script.main()
+    world.tell(warm_up(plan, world.size) if world.rank == 0 else None)
     seat.start()
     with surroundings(plan.script, _module(plan, lambda: session)):
         sys.modules["__main__"] = main
@@ -106,6 +107,17 @@ def run_as_rank(plan: Plan, world: MpiWorld, watched: Callable[[Log], None]) -> 
     marks = {"order": plan.cluster.name} if any(asked for _, asked, _, _ in told) else {}
     trace = merge([(data, tables) for _, _, data, tables in told], plan.header(decisions, marks))
     return Ended(max((each for each, *_ in told), key=abs), trace)
+
+
+def warm_up(plan: Plan, ranks: int) -> None:
+    """Load the engine, which a first run also compiles, while the other ranks sleep."""
+    import numpy as np
+
+    from emu.engine import resolve
+    from emu.trace import ROW
+
+    nothing = np.zeros(0, ROW)
+    resolve(Trace({"streams": ["default"]}, (), (nothing,) * ranks), plan.cluster, profile=plan.profile)
 
 
 def _session(plan: Plan, core: Comm, answers: Answers, background: Background, decisions: dict[str, Any]) -> Session:
