@@ -74,3 +74,16 @@ def test_four_rings_carry_four_times_what_one_does():
 
     rings = ring_orders(cluster, range(8))
     assert time_s(rings[:1]) == pytest.approx(4 * time_s(rings), rel=1e-3)
+
+
+def test_many_trees_at_once_leave_no_flow_behind(monkeypatch):
+    from emu.collectives import all_reduce_tree
+
+    monkeypatch.setattr(all_reduce_tree, "TURNS", 1)  # the densest schedule: all links carry flows of many trees
+    cluster = load_cluster("a3-mega:2")
+
+    def main(comm):
+        comm.cluster = cluster
+        channel_tree_all_reduce(comm, comm.empty(1 << 26, "float32"), segment_bytes=1 << 19)
+
+    assert resolve(run_dry(main, 16)[1], cluster, detail="totals").end_s == pytest.approx(1.622e-3, rel=1e-3)

@@ -177,7 +177,23 @@ def _look_for_fan(s, now):
         k = link[touched[i]]
         if (k.flows != 1 and k.flows != flows) or k.hub >= 0:
             return
+        if k.flows > 1 and not _all_cross(s, touched[i]):
+            return
     form_fan(s, neck, now)
+
+
+@inner("ii")
+def _all_cross(s, j):
+    """Whether each of the flows just rated is on link `j`: it may as well hold as many that were left alone."""
+    msg, route, rl = messages(s), routes(s), route_links(s)
+    for i in range(counts(s)[L.SET_COUNT]):
+        r = route[msg[flow_set(s)[i]].route]
+        there = False
+        for h in range(r.count):
+            there |= rl[r.first + h] == j
+        if not there:
+            return False
+    return True
 
 
 @inner("ii")
