@@ -15,10 +15,13 @@ import click
 
 from emu.cli.options import cluster_options, folder_for, make_cluster, ranks_options
 from emu.cli.provenance import provenance
+from emu.cli.wall_options import read_pace
 from emu.errors import ConfigError, EmuError
 
 if TYPE_CHECKING:
     from emu.face.launch import Ended, Plan
+    from emu.wall.lateness import Told
+    from emu.wall.run import Pace
 
 DEADLINE_S = {True: 30.0, False: 600.0}  # interactive: somebody sits there and waits
 
@@ -32,6 +35,7 @@ class Options:
     summary: bool
     deadline_s: float
     began: float
+    pace: Pace | None = None  # of the wall clock; None: the virtual clock
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -41,6 +45,9 @@ class Options:
               help="Cost the script's computation by its processor time between MPI calls, or leave it out.")
 @click.option("--speedup", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True,
               help="With --compute measured: how many times faster the emulated GPU computes.")
+@click.option("--clock", default="virtual", show_default=True, metavar="virtual|wall",
+              help="Emulated time, or live: every message really held back.")
+@click.option("--dilation", metavar="N|auto", help="Seconds of the wall clock for one emulated second [1].")
 @click.option("--profile", default="ideal", show_default=True, help="Overheads of a communication library.")
 @click.option("--deadline", help="Give up a wait after this time [30 s in a terminal, 600 s in jobs].")
 @click.option("--summary/--no-summary", default=True, help="Tell at the end where the time went.")
@@ -50,8 +57,8 @@ class Options:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run(
     ranks: int | None, hostfile: str | None, local: int | None,
-    cluster: str | None, link: str | None, settings: tuple[str, ...], compute: str, speedup: float, profile: str,
-    deadline: str | None, summary: bool, as_json: bool, output: str | None, script: str, arguments: tuple[str, ...],
+    cluster: str | None, link: str | None, settings: tuple[str, ...], compute: str, speedup: float, clock: str,
+    dilation: str | None, profile: str, deadline: str | None, summary: bool, as_json: bool, output: str | None, script: str, arguments: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Run an mpi4py SCRIPT with its ARGUMENTS on emulated GPUs: real messages, emulated time.
 
@@ -68,7 +75,8 @@ def run(
         raise ConfigError(f"ranks: one of -n and --local is expected, got -n {ranks} and --local {local}")
     code = read_script(script, arguments)
     deadline_s = parse_time(deadline, "--deadline") if deadline else DEADLINE_S[sys.stderr.isatty()]
-    options = Options(as_json, output, summary, deadline_s, began)
+    pace = read_pace(clock, dilation, None, None)
+    options = Options(as_json, output, summary, deadline_s, began, pace)
 
     def plan(size: int) -> Plan:
         emulated = make_cluster(cluster, link, settings, size)
@@ -82,6 +90,8 @@ def run(
         plan(ranks)
         start_mpirun(ranks, [sys.executable, "-m", "emu", *_without_ranks(sys.argv[1:], script)], hostfile)
     else:
+        if pace is not None:
+            raise ConfigError("--clock wall: ranks that are processes are expected; use mpirun or -n")
         _run_here(plan(local or 1), local or 1, options)
 
 
@@ -127,10 +137,14 @@ def _run_mpi(make_plan: Any, options: Options) -> None:
     try:
         plan = make_plan(world.size)
         folder = _folder(options) if world.rank == 0 else None
+        lateness = None
         with _script_output(options):
-            ended = run_as_rank(plan, world, lambda log: watch(world, log))
+            if options.pace is None:
+                ended = run_as_rank(plan, world, lambda log: watch(world, log))
+            else:
+                ended, lateness = _run_live(plan, world, options.pace)
         if ended.trace is not None:
-            _report(plan, options, folder, ended, leave=False)
+            _report(plan, options, folder, ended, leave=False, lateness=lateness)
         status = world.tell(ended.status)
     except JobAborted as aborted:
         sys.stdout.flush()
@@ -144,6 +158,13 @@ def _run_mpi(make_plan: Any, options: Options) -> None:
     finally:
         world.watch.stop()
     sys.exit(status)
+
+
+def _run_live(plan: Plan, world: Any, pace: Pace) -> tuple[Ended, Told]:
+    from emu.face.live import run_live
+    from emu.program import end_job, watch
+
+    return run_live(plan, world, lambda log: watch(world, log), pace, lambda error: end_job(world, error))
 
 
 def _tell_script_error(world: Any, plan: Plan, error: BaseException) -> None:
@@ -171,14 +192,19 @@ def _folder(options: Options) -> Path | None:
     return folder_for(options.output, "run") if options.summary or options.output or options.as_json else None
 
 
-def _report(plan: Plan, options: Options, folder: Path | None, ended: Ended, leave: bool = True) -> None:
+def _report(
+    plan: Plan, options: Options, folder: Path | None, ended: Ended, leave: bool = True, lateness: Told | None = None
+) -> None:
     """Time the trace, write the files, print the summary; exit with the script's status."""
     from emu.report import script as told
 
     if folder is not None and ended.trace is not None:
         found, timeline = told.summary(plan, ended, folder)
         found |= {"wall_s": time.perf_counter() - options.began, **provenance()}
+        if lateness is not None:
+            found["wall_clock"] = lateness.json()
         told.write(found, timeline, ended.trace, folder)
-        print(json.dumps(found, indent=1) if options.as_json else "\n" + told.text(found, timeline), flush=True)
+        text = told.text(found, timeline) if lateness is None else lateness.beside(told.text(found, timeline))
+        print(json.dumps(found, indent=1) if options.as_json else f"\n{text}", flush=True)
     if leave:
         sys.exit(ended.status)

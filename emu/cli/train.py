@@ -222,7 +222,7 @@ def _report(
     write_json(found, folder / "summary.json")
     text = told.text(found, timeline)
     if lateness is not None:
-        text = f"{text}\n\n{lateness.text()}" if lateness.kept_up else f"{lateness.text()}\n\n{text}"
+        text = lateness.beside(text)
     print(json.dumps(found, indent=1) if options.as_json else f"\n{text}")
 
 

@@ -55,6 +55,10 @@ class Told:
         """Return all of it as plain values."""
         return asdict(self) | {"kept_up": self.kept_up}
 
+    def beside(self, report: str) -> str:
+        """Return a run's report with this told: first, if the host could not keep up, else last."""
+        return f"{report}\n\n{self.text()}" if self.kept_up else f"{self.text()}\n\n{report}"
+
     def text(self) -> str:
         """Return one line for people."""
         stood = f"emulated time stood still for {self.stood_still_wall_s:.3g} s of {self.run_wall_s:.3g} s"
