@@ -22,7 +22,8 @@ HEAD = """# nThread 1 nGpus 4 minBytes 1024 maxBytes 134217728 step: 2(factor)
 
 
 def row(nbytes, seconds):
-    return f"{nbytes:12d} {nbytes // 4:12d}     float     sum      -1   {seconds * 1e6:.2f}   1.0   1.0      0   1.0  1.0  1.0  0\n"
+    counts = f"{nbytes:12d} {nbytes // 4:12d}"
+    return f"{counts}     float     sum      -1   {seconds * 1e6:.2f}   1.0   1.0      0   1.0  1.0  1.0  0\n"
 
 
 def test_a_fit_finds_latency_and_bandwidth_and_leaves_out_what_was_disturbed():
@@ -41,7 +42,9 @@ def test_what_cannot_be_fitted_is_refused(points):
         fit_link(points)
 
 
-@pytest.mark.parametrize(("collective", "steps", "part"), [("all_reduce", 6, 4), ("all_gather", 3, 4), ("sendrecv", 1, 1)])
+@pytest.mark.parametrize(
+    ("collective", "steps", "part"), [("all_reduce", 6, 4), ("all_gather", 3, 4), ("sendrecv", 1, 1)]
+)
 def test_a_log_of_nccl_tests_gives_back_the_link_that_made_it(tmp_path, collective, steps, part):
     path = tmp_path / "log.txt"
     rows = [row(n, steps * (2e-6 + n / part / 50e9)) for n in (1 << 10, 1 << 20, 1 << 27)]

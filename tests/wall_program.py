@@ -140,7 +140,8 @@ def questions(gpu, nbytes):
         took = 0.0
         if comm.rank == 1:
             comm.send(x[0], 0, 9)
-    return {"order": order, "tests": tests, "probed": probed, "took_s": [took], "asked_s": 4e-3 + closed(gpu).time_s(nbytes)}
+    asked_s = 4e-3 + closed(gpu).time_s(nbytes)
+    return {"order": order, "tests": tests, "probed": probed, "took_s": [took], "asked_s": asked_s}
 
 
 def idle(gpu, nbytes):

@@ -1,0 +1,166 @@
+"""The referee alone, without processes: who may go on, at what time, and what moves the origin."""
+
+import pickle
+import struct
+
+import pytest
+
+from emu.cluster import link_cluster
+from emu.comm.wire import Call
+from emu.errors import DeadlockError, MismatchError, RankError
+from emu.trace import ROW_FORMAT, Op
+from emu.wall import frames as F
+from emu.wall.governor import MOST, WINDOW, Governor
+from emu.wall.lateness import summarise
+from emu.wall.model import Model
+from emu.wall.referee import Referee
+from emu.wall.run import read_pace
+
+N = 1_000_000
+ALPHA_S, RATE = 1e-5, 1e9
+OWN_S = ALPHA_S + N / RATE
+
+
+def row(op, a=0, b=0, n=0, x=0.0):
+    return struct.pack(ROW_FORMAT, op, 0, 0, a, b, 0, n, x)
+
+
+class Table:
+    """Ranks whose words a test speaks; what they are told is kept."""
+
+    def __init__(self, ranks, dilation=10.0):
+        cluster = link_cluster(f"latency={ALPHA_S * 1e6} us, bandwidth={RATE / 1e9} GB/s", ranks)
+        self.referee = Referee(Model(cluster, ranks, "ideal"), ranks, dilation)
+        self.told = [bytearray() for _ in range(ranks)]
+        self.lanes = [self.referee.join(r, 0, self.told[r].extend) for r in range(ranks)]
+        for rank in range(ranks):
+            self.say(rank, (F.ENTER, 100.0, b""))
+
+    def say(self, rank, *words):
+        for kind, stamp, payload in words:
+            self.referee.hear(self.lanes[rank], F.Said(kind, 0, stamp, 0, payload))
+        self.referee.settle()
+
+    def send(self, rank, to, stamp=100.0):
+        self.say(rank, (F.ROWS, stamp, row(Op.SEND, to, 0, N)), (F.ROWS, 0.0, row(Op.WAIT, 1, 1)), (F.ASK, 0.0, b""))
+
+    def recv(self, rank, source, stamp=100.0):
+        words = (F.ROWS, stamp, row(Op.RECV, source, 0, N)), (F.ROWS, 0.0, row(Op.WAIT, 1, 1)), (F.ASK, 0.0, b"")
+        self.say(rank, *words)
+
+    def heard(self, rank):
+        return F.take_told(self.told[rank])
+
+
+def test_a_lone_message_is_answered_when_both_sides_have_spoken():
+    table = Table(2)
+    table.recv(1, 0)
+    assert table.heard(1) == []
+    table.send(0, 1)
+    (sent,), (received,) = table.heard(0), table.heard(1)
+    assert sent.time_s == pytest.approx(N / RATE)
+    assert received.time_s == pytest.approx(OWN_S)
+    assert received.origin_s == 100.0
+
+
+def test_nobody_is_answered_while_another_could_still_change_it():
+    table = Table(3)
+    table.send(0, 2)
+    table.say(2, (F.ROWS, 100.0, row(Op.RECV, 0, 0, N) + row(Op.RECV, 1, 0, N)), (F.ROWS, 0.0, row(Op.WAIT, 2, 2)),
+              (F.ASK, 0.0, b""))  # fmt: skip
+    assert table.heard(0) == []  # rank 1 works, and may send through the same port at time 0
+    table.send(1, 2)
+    assert table.heard(0)[0].time_s == pytest.approx(2 * N / RATE)
+    assert table.heard(2)[0].time_s == pytest.approx(ALPHA_S + 2 * N / RATE)
+
+
+def test_computation_lets_the_others_go_on_ahead():
+    table = Table(3)
+    table.say(2, (F.ROWS, 0.0, row(Op.ELAPSED, x=1.0)), (F.ASK, 0.0, b""))
+    table.recv(1, 0)
+    table.send(0, 1)
+    assert table.heard(1)[0].time_s == pytest.approx(OWN_S)
+
+
+def test_a_late_program_moves_the_origin_and_not_its_message():
+    table = Table(2)
+    table.recv(1, 0)
+    table.send(0, 1)
+    table.heard(0), table.heard(1)
+    late = 100.0 + 10.0 * OWN_S + 3.0
+    table.recv(1, 0, stamp=late)
+    table.send(0, 1, stamp=100.0 + 10.0 * N / RATE)
+    (told,) = table.heard(1)
+    assert told.origin_s == pytest.approx(103.0)
+    assert told.stood_still_s == pytest.approx(3.0)
+    assert told.origin_s + 10.0 * told.time_s >= late + 10.0 * (told.time_s - OWN_S) - 1e-9
+
+
+def test_values_meet_at_the_time_of_the_last():
+    table = Table(2)
+    table.say(0, (F.ROWS, 0.0, row(Op.ELAPSED, x=2.0)))
+    for rank in range(2):
+        table.say(rank, (F.EXCHANGE, 0.0, pickle.dumps(("key", (0, 1), pickle.dumps(rank)))))
+    for rank in range(2):
+        (told,) = table.heard(rank)
+        assert told.time_s == 2.0
+        assert [pickle.loads(value) for value in pickle.loads(told.payload)] == [0, 1]
+
+
+def error_of(table, rank):
+    (told,) = table.heard(rank)
+    assert told.kind == F.ERROR
+    return pickle.loads(told.payload)
+
+
+def test_calls_that_differ_are_told_to_all():
+    table = Table(2)
+    for rank, what in enumerate(("ring_all_reduce", "tree_all_reduce")):
+        call = Call(what, (), f"program.py:{rank}", 0)
+        table.say(rank, (F.ENTER, 100.0, pickle.dumps(("key", 2, call))))
+    for rank in range(2):
+        error = error_of(table, rank)
+        assert isinstance(error, MismatchError) and "ring_all_reduce" in str(error) and "tree_all_reduce" in str(error)
+
+
+def test_waiting_for_each_other_is_a_deadlock():
+    table = Table(2)
+    table.recv(0, 1)
+    table.recv(1, 0)
+    assert isinstance(error_of(table, 0), DeadlockError)
+
+
+def test_a_rank_that_goes_without_a_word_has_died():
+    table = Table(2)
+    table.recv(0, 1)
+    table.referee.leave(table.lanes[1])
+    error = error_of(table, 0)
+    assert isinstance(error, RankError) and "rank 1" in str(error)
+
+
+def test_the_governor_takes_what_is_needed_and_comes_down_again():
+    governor, dilation = Governor(), 1.0
+    for _ in range(20 * WINDOW):
+        dilation = governor.take(1e-3, 1e-4, dilation)  # 0.1 ms late on 1 ms: 10 are enough
+    assert 10 <= dilation <= 20
+    for _ in range(5 * WINDOW):
+        dilation = governor.take(1e-9, 1e-3, dilation)
+    assert dilation == MOST
+    assert Governor().take(0.0, 1.0, 7.0) == 7.0
+
+
+def test_lateness_counts_what_is_late_by_its_own_time():
+    found = [[(1e-3, 1e-4, 10.0)] * 99, [(1e-3, 5e-3, 10.0), (1e-3, 9.0, 2.0)]]
+    told = summarise(found, 10.0, 0.0, 60.0)
+    assert (told.messages, told.late, told.early, told.kept_up) == (100, 1, 0, True)
+    assert told.worst_pct == pytest.approx(50)
+    assert not summarise(found, 10.0, 30.0, 60.0).kept_up
+    assert "COULD NOT KEEP UP" in summarise([[(1e-3, 1.0, 10.0)]], 10.0, 0.0, 60.0).text()
+
+
+@pytest.mark.parametrize("text", ["0", "-3", "nan", "fast"])
+def test_a_dilation_that_is_none_is_refused(text):
+    from emu.errors import ConfigError
+
+    with pytest.raises(ConfigError, match="dilation"):
+        read_pace(text)
