@@ -59,10 +59,11 @@ class Snapshot:
 
 def find_steps(trace: Trace) -> Steps | None:
     """Return the longest run of equal steps, None if it is too short to fold."""
-    begins = [np.flatnonzero((log["op"] == L.BEGIN) & (log["flag"] & L.STEP != 0) & (log["stream"] == 0))
-              for log in trace.ranks]
-    count = len(begins[0]) if begins else 0
-    if count <= FEWEST or any(len(b) != count for b in begins):
+    if not trace.ranks or len(_step_rows(trace.ranks[0])) <= FEWEST:
+        return None
+    begins = [_step_rows(log) for log in trace.ranks]
+    count = len(begins[0])
+    if any(len(b) != count for b in begins):
         return None
     equal = np.ones(count - 1, bool)  # whether step k + 1 equals step k; the last step's end is the log's end
     for log, b in zip(trace.ranks, begins, strict=True):
@@ -77,6 +78,11 @@ def find_steps(trace: Trace) -> Steps | None:
         elif k + 2 - start > best[1] - best[0]:
             best = (start, k + 2)
     return Steps(np.array(begins).T, *best) if best[1] - best[0] >= FEWEST else None
+
+
+def _step_rows(log: np.ndarray) -> np.ndarray:
+    """Return where the steps of a log begin."""
+    return np.flatnonzero((log["op"] == L.BEGIN) & (log["flag"] & L.STEP != 0) & (log["stream"] == 0))
 
 
 def _same(one: np.ndarray, other: np.ndarray) -> bool:
