@@ -19,6 +19,7 @@ from emu.parallel.update import LossScale
 from emu.parallel.zero import Zero
 from emu.program import run_here
 from emu.timeline.volumes import bytes_sent_per_step
+from emu.trace import Op
 
 WIDTHS = (64, 96, 160, 96, 32, 10)
 ALL = Stage3(param_persistence_threshold=0, max_reuse_distance=0)
@@ -58,6 +59,8 @@ VARIANTS = {
     "zero3 with small ones whole": {"strategy": "zero3", "stage3": replace(ALL, param_persistence_threshold=4000)},
     "zero3 whole until backward": {"strategy": "zero3", "stage3": replace(ALL, reshard_after_forward=False)},
     "zero3 without overlap": {"strategy": "zero3", "overlap": False},
+    "zero1 offloaded": {"strategy": "zero1", "offload": True},
+    "zero3 offloaded": {"strategy": "zero3", "offload": True},
     "zero3 in micro-batches": {"strategy": "zero3", "micro_batches": 3},
     "zero2 in micro-batches": {"strategy": "zero2", "micro_batches": 3},
 }
@@ -235,6 +238,24 @@ def test_a_parameter_without_elements_does_no_harm():
         return True
 
     assert run_here(main, load_cluster("pcie4", {}, 2), 1)[0] == [True]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_an_offloaded_optimizer_takes_no_memory_of_the_gpu_and_time_of_the_host(dtype):
+    plan = replace(SMALL, strategy="zero2", dtype=dtype, offload=True)
+    outcomes, trace, memory = run(plan, 2)
+    assert "optimizer state" not in memory[0].live
+    assert (trace.ranks[0]["op"] == Op.ELAPSED).sum() >= plan.steps - outcomes[0].skipped
+    assert outcomes[0].losses == run(replace(plan, offload=False), 2)[0][0].losses
+
+
+def test_a_shortage_of_host_memory_is_told():
+    from emu.errors import DeviceOutOfMemory
+
+    plan = Plan(model="gpt3-175b", strategy="zero3", batch=16, dtype="bfloat16", offload=True, recompute=True)
+    cluster = load_cluster("dgx-a100:2", {"gpu": "a100-80gb"}, 16)
+    with pytest.raises(DeviceOutOfMemory, match="host memory of rank 0 .* leave --offload out"):
+        run_here(lambda gpu: train(gpu, plan), cluster, 16, dry=True)
 
 
 @pytest.mark.parametrize("strategy", STAGES)

@@ -77,8 +77,8 @@ def _inference(plan: Plan, cluster: Cluster, profile: str) -> dict[str, Any]:
     return {"batch_s": step["time_s"], "examples_per_s": plan.batch / step["time_s"], **results[0]}
 
 
-def _peak(plan: Plan, cluster: Cluster) -> float | None:
-    return cluster.gpu(0).peak_flops.get(plan.dtype)
+def _peak(plan: Plan, cluster: Cluster) -> float:
+    return cluster.gpu(0).peak(plan.dtype)
 
 
 def _text(found: dict[str, Any]) -> str:

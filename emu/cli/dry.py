@@ -49,7 +49,7 @@ def speed(plan: Plan, cluster: Cluster, timeline: Timeline) -> dict[str, Any]:
     from emu.plan.throughput import throughput
 
     gpu = cluster.gpu(0)
-    peak = gpu.peak_flops.get(plan.dtype) or max(gpu.peak_flops.values())
+    peak = gpu.peak(plan.dtype)
     step_s = timeline.steps()[-1]["time_s"]
     made = throughput(plan, step_s, timeline.world_size, peak)
     return {

@@ -96,6 +96,12 @@ class Gpu:
         self._log.copy(D2H, self._label(name), array.nbytes)
         return self._arrays.to_host(array)
 
+    def host_work(self, work: Callable[[], Any], seconds: float, name: str) -> None:
+        """Let the current stream wait `seconds` of emulated time for work of the host, which is done here."""
+        self._log.elapsed(self._label(name), seconds)
+        if not self.dry:
+            work()
+
     def pass_host(self, array: Any, direction: str, name: str) -> None:
         """Record that an array's bytes go through the host's memory, "d2h" or "h2d"; the values stay as they are."""
         self._log.copy(D2H if direction == "d2h" else H2D, self._label(name), array.nbytes)

@@ -17,9 +17,10 @@ def advised(gpu: Gpu, plan: Plan) -> Iterator[None]:
     try:
         yield
     except DeviceOutOfMemory as error:
-        advice = savings(plan, plan.data_parallel(gpu.size), gpu.memory.live)
-        if not advice:
+        if str(error).startswith("host memory"):
             raise
+        advice = savings(plan, plan.data_parallel(gpu.size), gpu.memory.live)
+        advice = advice or ["take more GPUs, so that each keeps less, or GPUs with more memory"]
         raise DeviceOutOfMemory(f"{str(error).rsplit(': ', 1)[0]}; {'; or '.join(advice)}") from None
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
+from emu.errors import ConfigError
 from emu.gpu import Gpu
 from emu.nn.embedding import Embedding
 from emu.nn.layer import Layer
@@ -70,6 +71,11 @@ class Channel:
     """
 
     def __init__(self, gpu: Gpu, comm: Any, via: str) -> None:
+        if via == "gpudirect" and comm.cluster is not None and comm.cluster.spec.transport.staged:
+            raise ConfigError(
+                f"via gpudirect: a transport with GPUDirect is expected, got {comm.cluster.spec.transport.name}, which "
+                "stages in host memory; use --via host, or --set transport.gpudirect=true"
+            )
         self.gpu, self.comm, self.via = gpu, comm, via
         self._sending: list[tuple[Any, Any]] = []
 

@@ -78,7 +78,10 @@ def make_strategy(
     scatter = levels.reduce_scatter if levels else find("reduce_scatter", "ring")
     gather = levels.all_gather if levels else find("all_gather", "ring")
     common["comm"] = levels.comm if levels else grid.data
-    made = Zero(gpu, model, rule, scatter, gather, int(plan.strategy[-1]), plan.seed, settings=plan.stage3, **common)
+    made = Zero(
+        gpu, model, rule, scatter, gather, int(plan.strategy[-1]), plan.seed, settings=plan.stage3,
+        offload=plan.offload, **common,
+    )  # fmt: skip
     made.worker = grid.data.rank
     return made
 

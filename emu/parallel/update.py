@@ -16,6 +16,7 @@ from emu.errors import ConfigError
 from emu.gpu import Cost, Gpu
 from emu.nn.kernel import launch
 from emu.nn.optim import Optimizer, Rule, sum_of_squares, update
+from emu.parallel.host import Host
 
 HALVES = ("float16", "bfloat16")
 
@@ -70,14 +71,17 @@ class Update:
         norm: Norm = NORM,
         clip_norm: float | None = None,
         scale: LossScale | None = None,
+        host: Host | None = None,
     ) -> None:
         if clip_norm is not None and not clip_norm > 0:
             raise ConfigError(f"clip_norm: a number above 0 is expected, got {clip_norm}")
         self.gpu, self.norm, self.clip_norm, self.loss_scale = gpu, norm, clip_norm, scale
         self.weights = list(arrays)
-        self.masters = [_master(gpu, x) if x.dtype.name in HALVES else None for x in arrays]
+        self.host = host  # where masters and state are, if not on the GPU
+        device: Any = host or gpu
+        self.masters = [_master(gpu, device, x) if host or x.dtype.name in HALVES else None for x in arrays]
         targets = [x if master is None else master for x, master in zip(arrays, self.masters, strict=True)]
-        self.optimizer = Optimizer(rule, gpu, targets)
+        self.optimizer = Optimizer(rule, device, targets)
         self.skipped = 0
         self.last_norm: float | None = None
         self._kernel: Any = None
@@ -108,8 +112,19 @@ class Update:
     def one(self, index: int, gradient: Any) -> None:
         """Update one array with its gradient."""
         master, weights = self.masters[index], self.weights[index]
+        if self.host is not None:
+            self._on_host(self.host, index, gradient)
+            return
         target, copy = (weights, None) if master is None else (master, weights)
         update(self.gpu, self.optimizer.rule, self._kernel, target, gradient, self.optimizer.state[index], copy)
+
+    def _on_host(self, host: Host, index: int, gradient: Any) -> None:
+        """Fetch the gradient, update there, give the weights back."""
+        there, weights, master = host.fetch(gradient, "gradient to host"), self.weights[index], self.masters[index]
+        half = weights.dtype.name in HALVES
+        copy = host.empty(weights.shape, weights.dtype, "weights") if half else None
+        update(host, self.optimizer.rule, self._kernel, master, there, self.optimizer.state[index], copy)
+        host.give(copy if half else master, weights, "weights from host")
 
     def all(self, gradients: Sequence[Any]) -> bool:
         """Update every array; return False where the step is skipped."""
@@ -130,7 +145,10 @@ class Update:
         """Write the masters' values into the weights."""
         for weights, master in zip(self.weights, self.masters, strict=True):
             if master is not None:
-                _cast(self.gpu, master, weights)
+                if self.host is not None:
+                    self.host.give(master, weights, "weights from host")
+                else:
+                    _cast(self.gpu, master, weights)
 
     def _global_norm(self, gradients: Sequence[Any]) -> float:
         gpu, counts = self.gpu, self.norm.counts
@@ -143,9 +161,15 @@ class Update:
             return math.sqrt(gpu.read(total, "norm of gradients", dry=0.0))
 
 
-def _master(gpu: Gpu, x: Any) -> Any:
-    master = gpu.empty(x.shape, "float32", purpose="optimizer state")
-    _cast(gpu, x, master)
+def _master(gpu: Gpu, device: Any, x: Any) -> Any:
+    dtype = "float32" if x.dtype.name in HALVES else x.dtype.name
+    master = device.empty(x.shape, dtype, purpose="optimizer state")
+    if device is gpu:
+        _cast(gpu, x, master)
+    else:
+        there = device.fetch(x, "weights to host")
+        if not gpu.dry:
+            master[...] = there
     return master
 
 

@@ -21,6 +21,7 @@ from emu.nn.model import Model
 from emu.nn.optim import Rule
 from emu.nn.parameter import Parameter, initialise
 from emu.parallel.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, Bucket, assign, clear, flat, frozen
+from emu.parallel.host import Host
 from emu.parallel.readiness import COMM, Buckets
 from emu.parallel.sharded import STAGE3, Sharded, Stage3
 from emu.parallel.update import NORM, LossScale, Norm, Update
@@ -52,6 +53,7 @@ class Zero:
         counts: Callable[[Parameter], bool] = lambda parameter: True,
         clip_norm: float | None = None,
         loss_scale: LossScale | None = None,
+        offload: bool = False,
     ) -> None:
         if stage not in (1, 2, 3):
             raise ConfigError(f"ZeRO: stage 1, 2 or 3 is expected, got {stage}")
@@ -74,7 +76,7 @@ class Zero:
         self.update = Update(
             gpu, rule, [bucket.shard for bucket in made + chunks],
             norm=Norm((comm, *norm.comms), tuple(counts(b.parameters[0]) for b in made + chunks)),
-            clip_norm=clip_norm, scale=loss_scale,
+            clip_norm=clip_norm, scale=loss_scale, host=Host(gpu) if offload else None,
         )  # fmt: skip
 
     @property
