@@ -172,7 +172,13 @@ def test_a_wait_past_its_deadline_is_told_and_ends_the_job(run_job, script):
 def test_a_killed_rank_ends_the_job(start_job, script, mpi):
     import os
 
-    folder = script("from mpi4py import MPI\nprint('ready', flush=True)\nMPI.COMM_WORLD.recv(source=MPI.ANY_SOURCE)")
+    folder = script("""
+        from mpi4py import MPI
+        import time
+        print("ready", flush=True)
+        if MPI.COMM_WORLD.rank == 1: time.sleep(150)
+        MPI.COMM_WORLD.Barrier()
+    """)
     job = start_job(["emu", "run", "script.py"], ranks=2, mpi=mpi, cwd=folder)
     began = time.monotonic()
     while job.output().count("ready") < 2 and time.monotonic() - began < 80:

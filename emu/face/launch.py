@@ -93,7 +93,9 @@ def run_as_rank(plan: Plan, world: MpiWorld, watched: Callable[[Log], None]) -> 
     session = _session(plan, core, EngineAnswers(seat), Background(MpiTurns(world.watch)), decisions)
     watched(log)
     main = plan.script.main()
-    world.tell(warm_up(plan, world.size) if world.rank == 0 else None)
+    if world.rank == 0:
+        warm_up(plan, world.size)
+    world.tell(None)  # the others sleep until then
     seat.start()
     with surroundings(plan.script, _module(plan, lambda: session)):
         sys.modules["__main__"] = main
