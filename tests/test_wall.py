@@ -62,6 +62,11 @@ def test_a_stream_communicates_while_another_computes(found):
     assert alone_s * (1 - 1e-6) <= result["took_s"][0] < 2 * alone_s
 
 
+def test_a_send_ends_although_its_receiver_waits_for_another_message(found):
+    took_s = found("short_send", 3, 500, 4e5)["took_s"]
+    assert took_s[2] < took_s[0] / 2
+
+
 def test_any_source_meets_the_first_to_come(found):
     assert found("any_source", 4, 100, 8)["order"] == [3, 2, 1]
 

@@ -99,6 +99,24 @@ def overlap(gpu, nbytes):
     }  # fmt: skip
 
 
+def short_send(gpu, nbytes):
+    """Rank 0 waits for a long message; rank 2's short one, which it also receives, is gone long before."""
+    comm, x, took = gpu.comm, np.zeros((3, nbytes)), 0.0
+    meet(comm)
+    began = timer()
+    if comm.rank == 0:
+        requests = [comm.irecv(x[1], 1), comm.irecv(x[2][: nbytes // 20], 2)]
+        comm.waitall(requests[:1])
+        comm.waitall(requests[1:])
+        took = timer() - began
+    elif comm.rank == 1:
+        comm.send(x[1], 0)
+    else:
+        comm.send(x[2][: nbytes // 20], 0)
+        took = timer() - began
+    return {"took_s": gather(comm, took)}
+
+
 def any_source(gpu, nbytes):
     """Rank 0 receives from whoever comes first; the higher a rank, the shorter it computes before it sends."""
     comm, spec = gpu.comm, gpu_of(gpu)

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ from emu.wall.log import SharedTables, WallLog
 from emu.wall.pace import sharpen
 from emu.wall.seat import Seat
 from emu.wall.streams import Streams
+from emu.wall.traffic import Traffic
 from emu.wall.wire import WallWire
 
 if TYPE_CHECKING:
@@ -130,18 +130,18 @@ def begin(
         address = replace(address, hosts=address.hosts[1:])
     sys.setswitchinterval(SWITCH_S)
     sharpen()
-    lateness, lock = Lateness(), threading.Lock()
+    lateness, traffic = Lateness(), Traffic()
 
     clock = Clock()
 
     def open_seat(stream: int) -> Seat:
-        made = Seat(address, world.rank, stream, pace.dilation, world.watch, clock.ahead_s)
+        made = Seat(address, world.rank, stream, pace.dilation, world.watch, traffic, clock.ahead_s)
         made.tells_late = pace.auto
         return made
 
     seat = open_seat(0)
     log = WallLog(world.rank, SharedTables(), seat, profile == "ideal")
-    wire = WallWire(world.wire, range(world.size), 0, seat, lock, lateness)
+    wire = WallWire(world.wire, range(world.size), 0, seat, traffic, lateness)
     spec = cluster.gpu(world.rank)
     memory = Memory(spec.memory_bytes, f"rank {world.rank} ({spec.name})")
     streams = Streams(open_seat, failed if failed is not None else _raise)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 import select
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from emu.wall import frames as F
 from emu.wall.agent import Address
 from emu.wall.hosts import Clock, compare_clocks, connect
 from emu.wall.pace import now, sleep_until
+from emu.wall.traffic import Traffic
 
 FIRST_PAUSE_S = 50e-6  # between two looks whether MPI has moved the bytes ...
 LAST_PAUSE_S = 5e-3  # ... growing up to this, so that idle ranks leave the cores to others
@@ -29,8 +31,10 @@ class Seat:
     """
 
     def __init__(
-        self, address: Address, rank: int, stream: int, dilation: float, watch: Watch, ahead_s: float = 0.0
-    ) -> None:
+        self, address: Address, rank: int, stream: int, dilation: float, watch: Watch, traffic: Traffic,
+        ahead_s: float = 0.0,
+    ) -> None:  # fmt: skip
+        self.traffic = traffic
         self.rank, self.stream, self.dilation, self.watch = rank, stream, dilation, watch
         self.tells_late = False  # the referee adapts the dilation to how late messages are
         self.ahead_s = ahead_s  # by how much the referee's clock is ahead of this host's
@@ -84,16 +88,14 @@ class Seat:
 
     # Hearing
 
-    def answer(self, moved: Callable[[], bool] | None = None) -> F.Told:
-        """Wait for the owed answer; `moved()` is called now and then until it tells that all bytes have moved."""
-        pause, ready = FIRST_PAUSE_S, moved is None
+    def answer(self) -> F.Told:
+        """Wait for the owed answer, and look after the process's messages meanwhile."""
+        pause = FIRST_PAUSE_S
         watch = self.watch
         watch.count += 1
         watch.waiting = self
         while not self._told:
-            if not ready and moved is not None:
-                ready = moved()
-            self._read(None if ready else pause)
+            self._read(None if self.traffic.work() else pause)
             pause = min(1.5 * pause, LAST_PAUSE_S)
         watch.waiting = None
         told = self._told.pop(0)
@@ -115,9 +117,18 @@ class Seat:
         pause = FIRST_PAUSE_S
         self.watch.waiting = self
         while not moved():
+            self.traffic.work()
             self._read(min(pause, max(FIRST_PAUSE_S, (by - now()) / 2)))
             pause = min(1.5 * pause, LAST_PAUSE_S / 5)
         self.watch.waiting = None
+
+    def sleep_until(self, moment: float) -> None:
+        """Sleep until a moment, and look after the process's messages meanwhile."""
+        pause = FIRST_PAUSE_S
+        while moment - now() > 2 * pause and not self.traffic.work():
+            time.sleep(pause)
+            pause = min(1.5 * pause, LAST_PAUSE_S)
+        sleep_until(moment)
 
     def settle(self) -> None:
         """If an answer is owed, wait for it and until its time has come."""
@@ -126,7 +137,7 @@ class Seat:
         self.answer()
         due = self.moment(self.time_s)
         slept = now() < due
-        sleep_until(due)
+        self.sleep_until(due)
         if self._goes_on:
             ended = now() if slept else max(due, self.worked_until)
             self.ended.append((self._goes_on, self._time_of(ended)))
@@ -141,7 +152,7 @@ class Seat:
         self.say(F.EXCHANGE, payload=pickle.dumps((key, members, pickle.dumps(value))))
         self.flush()
         values = pickle.loads(self.answer().payload)
-        sleep_until(self.moment(self.time_s))
+        self.sleep_until(self.moment(self.time_s))
         return [pickle.loads(value) for value in values]
 
     def compare_clocks(self) -> Clock:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pickle
 import struct
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,8 +17,9 @@ from emu.errors import ConfigError
 from emu.trace import ANY, COLLECTIVE, ROW_FORMAT, Op
 from emu.wall import frames as F
 from emu.wall.lateness import Lateness
-from emu.wall.pace import now, sleep_until
+from emu.wall.pace import now
 from emu.wall.seat import FIRST_PAUSE_S, Seat
+from emu.wall.traffic import Traffic
 
 _pack = struct.Struct(ROW_FORMAT).pack
 _SEND, _RECV, _WAIT = int(Op.SEND), int(Op.RECV), int(Op.WAIT)
@@ -32,7 +32,9 @@ _TAG_LIMIT = 1 << _STREAM_SHIFT
 class Posted:
     """A message under way. `inner` is the real wire's, None for a receive whose source is not known yet."""
 
-    __slots__ = ("inner", "number", "seat", "time_s", "nbytes", "source", "tag", "into", "kept", "done", "form")
+    __slots__ = (
+        "inner", "number", "seat", "time_s", "nbytes", "source", "tag", "into", "kept", "done", "form", "moved",
+    )  # fmt: skip
 
     def __init__(self, number: int, seat: Seat, nbytes: int, source: int = -1, tag: int = -1) -> None:
         self.inner: Any = None
@@ -45,6 +47,7 @@ class Posted:
         self.into: Any = None  # where an any-source receive goes; what a copied send sends
         self.form: tuple[int | None, bool] = (None, True)  # kind and exactness of an any-source receive
         self.kept = False  # a copy of the buffer is under way
+        self.moved = False  # by MPI
         self.done = False
 
 
@@ -54,16 +57,15 @@ class WallWire:
     dry = False
 
     def __init__(
-        self, inner: Any, group: Sequence[int], context: int, seat: Seat, lock: threading.Lock, lateness: Lateness
+        self, inner: Any, group: Sequence[int], context: int, seat: Seat, traffic: Traffic, lateness: Lateness
     ) -> None:
         self.inner, self.group, self.context = inner, tuple(group), context
-        self.seat, self.lock, self.lateness = seat, lock, lateness
+        self.seat, self.traffic, self.lateness = seat, traffic, lateness
         self.rank, self.size = inner.rank, inner.size
         self._local = {world: local for local, world in enumerate(self.group)}
         self._rounds = 0
         self._calls = 0
         self._wild = 0  # receives from any source that have not met their message
-        self._left: list[tuple[Any, Any]] = []  # copied sends that MPI still holds
 
     @property
     def sites(self) -> Any:
@@ -76,7 +78,7 @@ class WallWire:
 
     def on(self, seat: Seat) -> WallWire:
         """Return this wire as another stream of the rank sees it."""
-        return WallWire(self.inner, self.group, self.context, seat, self.lock, self.lateness)
+        return WallWire(self.inner, self.group, self.context, seat, self.traffic, self.lateness)
 
     # Messages
 
@@ -88,8 +90,9 @@ class WallWire:
         if x.nbytes <= KEPT_BYTES and not rendezvous:
             posted.kept = True
             posted.into = x = x.copy()
-        with self.lock:
+        with self.traffic.lock:
             posted.inner = self.inner.isend(x, to, self._wire_tag(tag, collective), collective, kind, rendezvous)
+            self.traffic.add(self.inner, posted)
         return posted
 
     def irecv(
@@ -102,8 +105,9 @@ class WallWire:
             posted.into, posted.form = x, (kind, exact)
             self._wild += 1
             return posted
-        with self.lock:
+        with self.traffic.lock:
             posted.inner = self.inner.irecv(x, source, self._wire_tag(tag, collective), collective, kind, exact)
+            self.traffic.add(self.inner, posted)
         return posted
 
     def probe(self, source: int, tag: int, block: bool, take: bool) -> Any:
@@ -121,8 +125,9 @@ class WallWire:
         """Start to receive into x the message that a probe has taken."""
         peer = self.group[taken.source]
         posted = Posted(self._say(_RECV, peer, taken.tag, x.nbytes, 0), self.seat, x.nbytes, taken.source, taken.tag)
-        with self.lock:
+        with self.traffic.lock:
             posted.inner = self.inner.receive_taken(x, taken, kind, exact)
+            self.traffic.add(self.inner, posted)
         return posted
 
     def test(self, pending: Posted) -> bool:
@@ -150,13 +155,13 @@ class WallWire:
         seat.say(F.LOOK, stamp, payload=pickle.dumps((requests, need, probe)))
         seat.flush()
         found = pickle.loads(seat.answer().payload)
-        sleep_until(seat.moment(found.time_s))
+        seat.sleep_until(seat.moment(found.time_s))
         return found
 
     def _taken(self, source: int, tag: int, take: bool) -> Any:
         """Return what MPI knows of a message whose announcement has come by the emulated links."""
         while True:
-            with self.lock:
+            with self.traffic.lock:
                 taken = self.inner.probe(source, tag, False, take)
             if taken is not None:
                 return taken
@@ -174,15 +179,12 @@ class WallWire:
         wild = [p for p in pendings if p.inner is None]
         seat.say(F.ROWS, payload=self._wait_rows(pendings))
         seat.ask(pickle.dumps([p.number for p in wild]) if wild else b"")
-        moving = [p for p in pendings if p.inner is not None and not p.kept]
-        told = seat.answer((lambda: self._moved(moving)) if moving else None)
+        told = seat.answer()
         if wild:
             self._meet(wild, pickle.loads(told.payload))
-            moving = moving + wild
         due = seat.moment(told.time_s)
-        if moving:
-            seat.wait_until_moved(lambda: self._moved(moving), due)
-        sleep_until(due)
+        seat.wait_until_moved(lambda: all(p.moved or p.kept for p in pendings), due)
+        seat.sleep_until(due)
         self._end(pendings, told.time_s, due)
 
     def sendrecv(self, x: Any, to: int, into: Any, source: int, tag: int, collective: int) -> None:
@@ -217,28 +219,20 @@ class WallWire:
             raise ConfigError(f"tag of a collective: at least 0 and below {_TAG_LIMIT} is expected, got {tag}")
         return tag | self.seat.stream << _STREAM_SHIFT
 
-    def _moved(self, moving: Sequence[Posted]) -> bool:
-        """Let MPI work; tell whether it has moved all of these."""
-        with self.lock:
-            if self._left:
-                self._left = [x for x in self._left if not self.inner.test(x[0])]
-            return all([self.inner.test(p.inner) for p in moving])
-
     def _meet(self, wild: Sequence[Posted], peers: Sequence[tuple[int, int]]) -> None:
         """Receive the messages that the engine has chosen."""
         for posted, (source, tag) in zip(wild, peers, strict=True):
             posted.source, posted.tag = self._local[source], tag
-            with self.lock:
+            with self.traffic.lock:
                 posted.inner = self.inner.irecv(posted.into, posted.source, tag, 0, *posted.form)
+                self.traffic.add(self.inner, posted)
             self._wild -= 1
 
     def _end(self, pendings: Sequence[Posted], time_s: float, due: float) -> None:
         released = now()
         for posted in pendings:
             posted.done = True
-            if posted.kept:
-                self._left.append((posted.inner, posted.into))
-            elif getattr(posted.inner, "source", -1) >= 0:
+            if not posted.kept and getattr(posted.inner, "source", -1) >= 0:
                 posted.source, posted.tag, posted.nbytes = posted.inner.source, posted.inner.tag, posted.inner.nbytes
             self.lateness.message(time_s - posted.time_s, released - due, self.seat.dilation)
             if self.seat.tells_late:
@@ -267,28 +261,27 @@ class WallWire:
 
     def sub(self, members: Sequence[int] | None, context: int) -> WallWire | None:
         """Make the wire of a sub-communicator."""
-        with self.lock:
+        with self.traffic.lock:
             inner = self.inner.sub(members, context)
         if inner is None or members is None:
             return None
         group = [self.group[m] for m in members]
-        return WallWire(inner, group, context, self.seat, self.lock, self.lateness)
+        return WallWire(inner, group, context, self.seat, self.traffic, self.lateness)
 
     def alone(self, context: int) -> WallWire:
         """Return a wire of this rank alone."""
         me = (self.group[self.rank],)
-        return WallWire(self.inner.alone(context), me, context, self.seat, self.lock, self.lateness)
+        return WallWire(self.inner.alone(context), me, context, self.seat, self.traffic, self.lateness)
 
     def beside(self) -> WallWire:
         """Return a wire of the same members whose messages meet no others."""
-        with self.lock:
+        with self.traffic.lock:
             inner = self.inner.beside()
-        return WallWire(inner, self.group, self.context, self.seat, self.lock, self.lateness)
+        return WallWire(inner, self.group, self.context, self.seat, self.traffic, self.lateness)
 
     def free(self) -> None:
         """Give back what the wire holds."""
-        with self.lock:
-            self.inner.wait([request for request, _ in self._left])
+        with self.traffic.lock:
             self.inner.free()
 
 
