@@ -58,7 +58,8 @@ class Options:
 def run(
     ranks: int | None, hostfile: str | None, local: int | None,
     cluster: str | None, link: str | None, settings: tuple[str, ...], compute: str, speedup: float, clock: str,
-    dilation: str | None, profile: str, deadline: str | None, summary: bool, as_json: bool, output: str | None, script: str, arguments: tuple[str, ...],
+    dilation: str | None, profile: str, deadline: str | None, summary: bool, as_json: bool,
+    output: str | None, script: str, arguments: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Run an mpi4py SCRIPT with its ARGUMENTS on emulated GPUs: real messages, emulated time.
 
