@@ -1,0 +1,152 @@
+"""How near is emu to published measurements?   python -m bench.fidelity [--tables E1,E4] --json
+
+Every row: `measured`, `emulated`, `error_pct`, and `spread_pct`: how far apart a few runs are whose messages differ by
+a billionth. `within` says whether it meets its `aim`; rows without an aim only count in the means.
+
+Calibration and judgement are apart. Constants are NCCL's own (its tuning model: latencies, protocols, channels), the
+links' and the transports'. One is calibrated, the launch of a collective under `--profile nccl`, by E1's all-reduces of
+1 to 16 KiB; those rows are marked, have no aim and are left out of E1's mean.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from bench.incast import incast_rows
+from bench.published import E1, E4, E6, E6_GPUS, E10, MIB, rows_of
+from bench.runner import Option, Result, run
+from emu.cluster import load_cluster
+from emu.collectives import find
+from emu.comm import Comm, run_dry
+from emu.engine import resolve
+
+CALIBRATED_BYTES = 16 * 1024
+SPREAD_RUNS = 3
+MOST_PERTURBED = 20_000  # messages; larger traces are timed once
+
+
+def measure(tables: str) -> Result:
+    """Time every row of the tables asked for; `checks` say what holds of the aims."""
+    known = {"E1": _e1, "E4": _e4, "E6": _e6, "E6 by GPUs": _e6_gpus, "E10": _e10, "F10": incast_rows}
+    chosen = [name for name in known if tables == "all" or name.split()[0] in tables.split(",")]
+    rows = [row for name in chosen for row in known[name]()]
+    means = [_mean(name, [row for row in rows if row["table"] == name]) for name in chosen]
+    checks = {}
+    for mean in means:
+        table, order = mean["table"], mean["rank_correlation"]
+        checks[f"{table}: {mean['within']} of {mean['judged']} rows within their aim"] = mean["within"] == mean["judged"]
+        if table != "F10":
+            checks[f"{table}: rank correlation {order:.3f} is at least 0.95"] = order >= 0.95
+    calibration = "launch of a collective (30 us): E1, all-reduces of 1 to 16 KiB; no other constant is fitted"
+    return {"calibration": calibration, "rows": rows, "means": means, "checks": checks}
+
+
+def _mean(table: str, rows: list[Result]) -> Result:
+    judged = [row for row in rows if row["within"] is not None]
+    counted = [row for row in rows if "calibration" not in row["row"]]
+    return {
+        "table": table,
+        "rows": len(counted),
+        "mean_abs_error_pct": float(np.mean([abs(row["error_pct"]) for row in counted])),
+        "mean_abs_error_of_judged_pct": float(np.mean([abs(row["error_pct"]) for row in judged])),
+        "judged": len(judged),
+        "within": sum(row["within"] for row in judged),
+        "rank_correlation": _rank_correlation([row["measured"] for row in rows], [row["emulated"] for row in rows]),
+    }
+
+
+def _row(
+    table: str, name: str, measured: float, emulated: float, spread: float, aim_pct: float | None = None
+) -> Result:
+    error_pct = 100 * (emulated / measured - 1)
+    aim, within = ("", None) if aim_pct is None else (f"{aim_pct:g} %", abs(error_pct) <= aim_pct)
+    return {
+        "table": table, "row": name, "measured": measured, "emulated": emulated, "error_pct": error_pct,
+        "spread_pct": 100 * spread, "aim": aim, "within": within,
+    }  # fmt: skip
+
+
+def _e1() -> Iterator[Result]:
+    """Bus bandwidths in GB/s, and from 128 MiB on how many times NVLink carries what PCIe does."""
+    for each in rows_of(E1):
+        size, busbw, spreads = int(each["size"]), {}, {}
+        for fabric, cluster in (("nvlink", "dgx-1-p100"), ("pcie", "dgx-1-p100-pcie")):
+            seconds, spreads[fabric] = all_reduce_s(cluster, 8, size)
+            busbw[fabric] = size / seconds * 2 * 7 / 8 / 1e9
+            mark = ", calibration" if size <= CALIBRATED_BYTES else ""
+            name = f"8 P100, {fabric}, {size} B, GB/s{mark}"
+            yield _row("E1", name, float(each[fabric]), busbw[fabric], spreads[fabric])
+        if size >= 128 * MIB:
+            measured = float(each["nvlink"]) / float(each["pcie"])
+            ratio = busbw["nvlink"] / busbw["pcie"]
+            yield _row("E1", f"8 P100, NVLink over PCIe, {size} B", measured, ratio, max(spreads.values()), 25)
+
+
+def _e4() -> Iterator[Result]:
+    for each in rows_of(E4):
+        mib = int(each.pop("size"))
+        for n, measured in each.items():
+            seconds, spread = all_reduce_s("dgx-a100", int(n), mib * MIB)
+            name = f"{n} A100, {mib} MiB, us"
+            yield _row("E4", name, float(measured), seconds * 1e6, spread, 10 if mib >= 64 else None)
+
+
+def _e6() -> Iterator[Result]:
+    for each in rows_of(E6):
+        size = int(each["size"])
+        seconds, spread = all_reduce_s("hgx-h200", 8, size)
+        busbw = size / seconds * 2 * 7 / 8 / 1e9
+        aim = 10 if size >= 64 * MIB else None
+        yield _row("E6", f"8 H200, {size} B, GB/s", float(each["busbw"]), busbw, spread, aim)
+
+
+def _e6_gpus() -> Iterator[Result]:
+    size = 8 << 30
+    for each in rows_of(E6_GPUS):
+        n = int(each["gpus"])
+        for column, algorithm in (("chosen", "auto"), ("without", "ring")):
+            seconds, spread = all_reduce_s(each["gpu"], n, size, algorithm)
+            busbw = size / seconds * 2 * (n - 1) / n / 1e9
+            name = f"{n} {each['gpu']}, 8 GiB, {column if algorithm == 'auto' else 'no in-switch sums'}, GB/s"
+            yield _row("E6 by GPUs", name, float(each[column]), busbw, spread, 10)
+
+
+def _e10() -> Iterator[Result]:
+    for each in rows_of(E10):
+        size = int(each["size"])
+        seconds, spread = all_reduce_s("a3-mega:2", 16, size)
+        aim = 15 if size >= 256 * MIB else None
+        yield _row("E10", f"2 x 8 H100, {size} B, us", float(each["time"]), seconds * 1e6, spread, aim)
+
+
+def all_reduce_s(name: str, p: int, nbytes: int, algorithm: str = "auto") -> tuple[float, float]:
+    """Return the time of an all-reduce under NCCL's profile, and its relative spread."""
+    cluster = load_cluster(name) if ":" in name else load_cluster(name, gpus=p)
+
+    def main(comm: Comm) -> None:
+        comm.cluster, comm.profile = cluster, "nccl"
+        find("all_reduce", algorithm)(comm, comm.empty(nbytes // 4, "float32"))
+
+    trace = run_dry(main, p)[1]
+    raw = resolve(trace, cluster, profile="nccl", detail="totals")
+    if raw.counters["messages"] > MOST_PERTURBED:
+        return raw.end_s, 0.0
+    ends = [raw.end_s] + [
+        resolve(trace, cluster, profile="nccl", detail="totals", seed=seed, perturbation=1e-9).end_s
+        for seed in range(SPREAD_RUNS)
+    ]
+    return raw.end_s, (max(ends) - min(ends)) / raw.end_s
+
+
+def _rank_correlation(a: list[float], b: list[float]) -> float:
+    """Return Spearman's coefficient; ties share their mean rank."""
+    return float(np.corrcoef(_ranks(a), _ranks(b))[0, 1]) if len(a) > 2 else 1.0
+
+
+def _ranks(values: list[float]) -> np.ndarray:
+    x = np.asarray(values, float)
+    return np.array([(x < v).sum() + (x == v).sum() / 2 for v in x])
+
+
+if __name__ == "__main__":
+    run(__doc__.splitlines()[0].split("   ")[0], measure, tables=Option("all", "which, such as E4,E10"))

@@ -1,0 +1,44 @@
+"""The benchmark against published measurements: its figures, and that its aims hold at the ends of each table."""
+
+import pytest
+
+from bench.fidelity import MIB, _rank_correlation, all_reduce_s, measure
+from bench.published import E1, E4, E6, E10, rows_of
+
+
+@pytest.mark.parametrize("table, rows", [(E1, 21), (E4, 12), (E6, 20), (E10, 20)])
+def test_tables_are_read_by_column(table, rows):
+    read = rows_of(table)
+    assert len(read) == rows
+    assert all(float(value) > 0 for row in read for value in row.values())
+
+
+@pytest.mark.parametrize(
+    "cluster, p, mib, measured_us, percent",
+    [
+        ("dgx-a100", 2, 64, 404.7, 10),
+        ("dgx-a100", 3, 64, 500.3, 10),
+        ("dgx-a100", 8, 1024, 8193.0, 10),
+        ("hgx-h200", 8, 64, 338.9, 10),
+        ("hgx-h200", 8, 16384, 62340.8, 10),
+        ("a3-mega:2", 16, 256, 2360.9, 15),
+        ("a3-mega:2", 16, 1024, 6759.0, 15),
+    ],
+)
+def test_large_all_reduces_take_what_was_measured(cluster, p, mib, measured_us, percent):
+    seconds, spread = all_reduce_s(cluster, p, mib * MIB)
+    assert seconds * 1e6 == pytest.approx(measured_us, rel=percent / 100)
+    assert spread < 1e-6
+
+
+def test_every_row_says_what_it_compares():
+    result = measure("E6")
+    assert {"table", "row", "measured", "emulated", "error_pct", "spread_pct"} <= set(result["rows"][0])
+    assert {mean["table"] for mean in result["means"]} == {"E6", "E6 by GPUs"}
+    assert all(result["checks"].values())
+
+
+def test_rank_correlation_is_spearmans():
+    assert _rank_correlation([1, 2, 3, 4], [10, 20, 30, 40]) == pytest.approx(1)
+    assert _rank_correlation([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(-1)
+    assert _rank_correlation([1, 2, 2, 3], [1, 2, 2, 3]) == pytest.approx(1)
