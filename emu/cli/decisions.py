@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from emu.errors import TraceError
+from emu.errors import ConfigError, TraceError
+from emu.units import parse_bytes
 
 if TYPE_CHECKING:
     from emu.cluster import Cluster
@@ -70,6 +71,43 @@ def record_again(trace: Trace, cluster: Cluster, profile: str) -> Trace | None:
         lambda gpu: main(gpu, plan), cluster, trace.world_size, dry=True, profile=profile, program=made
     )
     return recorded
+
+
+def _bytes(text: str) -> int:
+    return parse_bytes(text, "bucket")
+
+
+PLAN_AXES: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+    "bucket": ("bucket_bytes", _bytes),
+    "batch": ("batch", int),
+    "micro_batches": ("micro_batches", int),
+    "strategy": ("strategy", str),
+    "algorithm": ("algorithm", str),
+}
+"""What a sweep may change of a training run: the plan's field, and how its values are read."""
+
+
+def planned_anew(trace: Trace, path: str, cluster: Cluster, profile: str, changes: Mapping[str, str]) -> Trace:
+    """Record a training run again, dry, with another plan. Raise ConfigError for a trace of something else."""
+    from emu.parallel.training import Plan, check
+
+    program = dict(trace.header.get("program", {}))
+    if program.get("name") != "train":
+        raise ConfigError(f"{path}: a trace of emu train is expected for {', '.join(changes)}, got another program's")
+    for key, text in changes.items():
+        field, read = PLAN_AXES[key]
+        try:
+            program[field] = read(text)
+        except ValueError:
+            raise ConfigError(f"sweep: {key} must be a whole number, got {text!r}") from None
+    if "bucket" in changes:
+        program["first_bucket_bytes"] = min(program["bucket_bytes"], Plan.first_bucket_bytes)
+    plain = {"name": None, "checkpoint": None, "resume": False}
+    plan = _filled(Plan, {key: value for key, value in (program | plain).items() if key != "name"})
+    check(plan, trace.world_size, dry=True)
+    again = record_again(replace(trace, header={**trace.header, "program": program}), cluster, profile)
+    assert again is not None
+    return again
 
 
 def _filled(kind: Any, values: Mapping[str, Any]) -> Any:

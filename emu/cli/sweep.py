@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from emu.cli.decisions import fit
+from emu.cli.decisions import PLAN_AXES, fit, planned_anew
 from emu.cli.options import cluster_options, folder_for
 from emu.cli.provenance import provenance
 from emu.cli.replay import cluster_of, time_trace
@@ -49,7 +49,8 @@ def sweep(
 
     An axis is a setting of the cluster and its values, the last one's unit standing for all:
     nic.bandwidth="10,25,100,400 Gb/s" transport=tcp,rdma. Two keys are special: `cluster` (names or files)
-    and `profile`. Values that hold commas are parted by semicolons.
+    and `profile`. Of a training run, bucket="1,25,100 MiB", batch, strategy, algorithm and micro_batches record it
+    anew, dry. Values that hold commas are parted by semicolons.
     """
     from emu.report.plots import plot_format
     from emu.report.summary import write_json
@@ -113,10 +114,14 @@ def _time(
     keep: bool,
 ) -> dict[str, Any]:
     """Time one combination."""
-    changed = [f"{key}={value}" for key, value in point.items() if key not in ("cluster", "profile")]
+    plan = {key: value for key, value in point.items() if key in PLAN_AXES}
+    changed = [f"{key}={value}" for key, value in point.items() if key not in ("cluster", "profile", *plan)]
     made = cluster_of(trace, path, point.get("cluster", cluster), link, (*settings, *changed))
     profile = point.get("profile", profile)
-    fitting, note = fit(trace, path, made, profile, keep)
+    if plan:
+        fitting, note = planned_anew(trace, path, made, profile, plan), ""
+    else:
+        fitting, note = fit(trace, path, made, profile, keep)
     timeline = time_trace(fitting, made, profile, detail="spans")
     return {
         "settings": dict(point),
