@@ -34,7 +34,8 @@ def measure(tables: str) -> Result:
     checks = {}
     for mean in means:
         table, order = mean["table"], mean["rank_correlation"]
-        checks[f"{table}: {mean['within']} of {mean['judged']} rows within their aim"] = mean["within"] == mean["judged"]
+        within, judged = mean["within"], mean["judged"]
+        checks[f"{table}: {within} of {judged} rows within their aim"] = within == judged
         if table != "F10":
             checks[f"{table}: rank correlation {order:.3f} is at least 0.95"] = order >= 0.95
     calibration = "launch of a collective (30 us): E1, all-reduces of 1 to 16 KiB; no other constant is fitted"

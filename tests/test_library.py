@@ -8,6 +8,7 @@ from emu.collectives import all_reduce, find
 from emu.comm import run_dry
 from emu.engine import resolve
 from emu.engine.profiles import GLOO_LAUNCH_S, NCCL_LAUNCH_S
+from emu.verify.measure import Job, measure_size
 
 MIB = 1 << 20
 
@@ -48,6 +49,13 @@ def test_a_call_shows_its_launch():
     spans = timed(load_cluster("dgx-a100"), 4, MIB, "ring", detail="spans").spans
     assert (spans["launch_s"] > NCCL_LAUNCH_S).all()
     assert (spans["end_s"] - spans["start_s"] > spans["launch_s"]).all()
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "broadcast"])
+def test_nccl_takes_as_long_out_of_place_as_in_place(collective):
+    job = Job(collective, "auto", load_cluster("dgx-a100"), 8, "nccl", dry=True)
+    row = measure_size(job, 64 * MIB, np.dtype("float32"), "sum", 0).row()
+    assert row.out_of_place.time_s == row.in_place.time_s
 
 
 def test_gloo_hands_each_call_to_a_worker():
