@@ -291,3 +291,44 @@ def test_one_infinite_gradient_makes_all_ranks_skip_the_step(strategy, monkeypat
     outcomes, _, _ = run(replace(SMALL, steps=2, strategy=strategy, clip_norm=1.0), 3)
     assert [outcome.skipped for outcome in outcomes] == [1, 1, 1]
     assert outcomes[0].replicas_equal
+
+
+def test_evaluation_between_steps_leaves_nothing_gathered_and_no_note():
+    from emu.parallel.training import Trainer
+
+    def main(gpu):
+        trainer = Trainer(gpu, replace(SMALL, strategy="zero3", steps=4))
+        told = []
+        for index in range(4):
+            trainer.step(index)
+            with trainer.strategy.inference():
+                y, _ = trainer.model.forward(gpu, gpu.array(trainer.dataset.test_inputs[:8]), keep=False)
+            told.append(y.tobytes())
+            assert not gpu.memory.live["gathered parameters"]
+        assert not trainer.strategy.notes
+        return told
+
+    results = run_here(main, load_cluster("pcie4", {}, 3), 3)[0]
+    assert results[0] == results[1] == results[2] and len(set(results[0])) == 4
+
+
+def test_layers_that_change_from_step_to_step_still_train_and_are_told():
+    def main(gpu):
+        layers = [Linear(f"l{i}", 6, 6, dtype="float64") for i in range(3)]
+        model = Model("m", layers)
+        strategy = Zero(
+            gpu, model, SGD(0.1), find("reduce_scatter", "ring"), find("all_gather", "ring"), 3, settings=ALL,
+            find_unused=True,
+        )  # fmt: skip
+        wrapped = list(model.layers)
+        for step in range(4):
+            used = Model("m", wrapped if step % 2 == 0 else [wrapped[0], wrapped[2]])
+            strategy.begin()
+            y, saved = used.forward(gpu, gpu.full((2, 6), 1.0, "float64"))
+            used.backward(gpu, saved, y, ready=strategy.ready)
+            strategy.finish()
+            assert not gpu.memory.live["gathered parameters"]
+        return strategy.notes
+
+    notes = run_here(main, load_cluster("pcie4", {}, 2), 2)[0][0]
+    assert len(notes) == 3 and all("the order of layers changed" in note for note in notes)

@@ -7,7 +7,8 @@ Source: Rajbhandari et al., "ZeRO", SC 2020; names and defaults of DeepSpeed and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,6 +89,7 @@ class Sharded:
         self._in_use = dict.fromkeys(self.chunks, 0)
         self._early: dict[Bucket, int] = {}  # gathered ahead, not used yet -> its elements
         self._kept: set[int] = set()
+        self._apart: tuple[Order[int], set[int]] = (Order(), set())
         self._check(layers)
 
     def initialise(self, seed: int) -> None:
@@ -107,6 +109,21 @@ class Sharded:
         """Know a step's order before the first one."""
         self.order.expected = list(places)
         self._learn()
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Let passes inside, such as an evaluation, have an order of their own; everything is freed at their end."""
+        if any(chunk.weights is not None for chunk in self.chunks):
+            raise ConfigError("inference: no training step under way is expected, got one; call finish() first")
+        before = self.order, self._kept
+        self.order, self._kept = self._apart
+        self.order.begin()
+        try:
+            yield
+        finally:
+            self.end()
+            self._apart = self.order, self._kept
+            self.order, self._kept = before
 
     def begin(self) -> None:
         """Begin a step."""

@@ -101,6 +101,12 @@ class Zero:
         with self.buckets.no_sync(), self.chunks.no_sync():
             yield
 
+    @contextmanager
+    def inference(self) -> Iterator[None]:
+        """Run forward passes between steps: parameters are gathered and freed, in an order of their own. Collective."""
+        with self.sharded.apart():
+            yield
+
     def before(self, layer: Layer, backward: bool) -> None:
         """Prepare for a layer: its parameters whole, room for its gradients."""
         self.sharded.before(layer)
