@@ -6,6 +6,7 @@ import pytest
 from emu.cluster import load_cluster
 from emu.collectives.all_reduce_channels import channel_ring_all_reduce, channel_tree_all_reduce
 from emu.collectives.channels import ring_orders
+from emu.collectives.gather_channels import channel_ring_all_gather, channel_ring_reduce_scatter
 from emu.comm import run_dry, run_local
 from emu.engine import resolve
 
@@ -41,6 +42,22 @@ def test_every_rank_gets_the_sum_by_trees(p, n):
     lanes = min(len(node) for node in NODES[p])
     held, expected = summed(channel_tree_all_reduce, p, n, nodes=NODES[p], lanes=lanes, segment_bytes=128)
     assert all(np.array_equal(x, expected) for x in held)
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, 7, 8])
+@pytest.mark.parametrize("n", [0, 1, 5, 64])
+def test_chunks_are_gathered_and_scattered_by_rings(p, n):
+    inputs = [np.random.default_rng([p, n, r]).integers(-9, 9, p * n).astype("float32") for r in range(p)]
+
+    def main(comm):
+        mine, whole = np.empty(n, "float32"), np.empty(p * n, "float32")
+        x = inputs[comm.rank].copy()
+        channel_ring_reduce_scatter(comm, x, mine, rings=orders(p))
+        assert np.array_equal(x, inputs[comm.rank])
+        channel_ring_all_gather(comm, mine, whole, rings=orders(p))
+        return whole
+
+    assert all(np.array_equal(whole, np.sum(inputs, axis=0)) for whole in run_local(main, p)[0])
 
 
 def test_a_cube_mesh_has_two_rings_and_both_directions():

@@ -83,7 +83,7 @@ def as_nccl(collective: str, nbytes: int, cluster: Any, group: Sequence[int]) ->
     if collective in ("broadcast", "reduce"):
         return "chain"
     straight = ring_orders(cluster, group) == (tuple(range(len(group))),)
-    return "ring" if straight or collective != "all_reduce" else "channel_ring"
+    return "ring" if straight else "channel_ring"
 
 
 def _known(what: str, name: str, there: Collection[str], *also: str) -> None:

@@ -52,6 +52,7 @@ from emu.collectives.broadcast import (
     scatter_all_gather_broadcast,
 )
 from emu.collectives.gather import binomial_gather, binomial_gather_v, linear_gather, linear_gather_v
+from emu.collectives.gather_channels import channel_ring_all_gather, channel_ring_reduce_scatter
 from emu.collectives.reduce import binomial_reduce, chain_reduce, linear_reduce, scatter_gather_reduce
 from emu.collectives.reduce_scatter import (
     bruck_reduce_scatter,
@@ -326,6 +327,8 @@ PLACED: dict[str, dict[str, Callable[..., Any]]] = {
         "channel_ring": channel_ring_all_reduce,
         "channel_tree": channel_tree_all_reduce,
     },
+    "all_gather": {"channel_ring": channel_ring_all_gather},
+    "reduce_scatter": {"channel_ring": channel_ring_reduce_scatter},
 }
 
 
