@@ -128,3 +128,19 @@ def test_what_cannot_be_is_one_line_and_status_2(run_job, tmp_path, words, said)
     ended = run_job(["emu", *words], None, "openmpi", cwd=tmp_path)
     assert ended.returncode == 2 and said in ended.stderr and "Traceback" not in ended.output
     assert len(ended.stderr.strip().splitlines()) == 1
+
+
+def test_slow_ranks_and_degraded_links_are_declared_on_the_command_line(run_job, tmp_path):
+    def step(*words):
+        line = ["emu", "train", "--dry", "-n", "4", "--steps", "2", "--no-what-if", *words, "--json"]
+        return json.loads(run_job(line, None, "openmpi", cwd=tmp_path).stdout)
+
+    plain, slow = step(), step("--slow", "3:0.5", "--slow", "2:0.8")
+    assert slow["step_by_rank"][3]["compute_s"] == pytest.approx(2 * plain["step_by_rank"][3]["compute_s"], rel=1e-6)
+    assert slow["step_by_rank"][2]["compute_s"] == pytest.approx(
+        plain["step_by_rank"][2]["compute_s"] / 0.8, rel=1e-6
+    )
+    assert slow["step"]["straggler_wait_s"] > plain["step"]["straggler_wait_s"]
+    tcp = ["--cluster", "tcp-10g"]
+    degraded = step(*tcp, "--degrade", "node0.nic0:0.25")
+    assert degraded["step"]["time_s"] > 3 * step(*tcp)["step"]["time_s"]

@@ -17,14 +17,26 @@ if TYPE_CHECKING:
 DEFAULT_CLUSTER = "pcie4"
 
 
+_DECLARED = "emu.faults"  # where a command's --slow and --degrade wait for its cluster
+
+
+def _declare(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> None:
+    if values:
+        ctx.meta.setdefault(_DECLARED, {})[option.name] = "; ".join(values)
+
+
 def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --cluster, --link and --set."""
+    """Add --cluster, --link, --set, --slow and --degrade."""
     for option in reversed((
         click.option("--cluster", metavar="NAME|FILE.toml", help=f"The cluster to emulate [{DEFAULT_CLUSTER}]; "
                      "NAME:N for N nodes; `emu show clusters` lists them."),
         click.option("--link", metavar="TEXT", help="A cluster of your own: 'latency=5 us, bandwidth=12 Gb/s'."),
         click.option("--set", "settings", metavar="KEY=VALUE", multiple=True,
                      help="Change the cluster: nic.bandwidth='100 Gb/s'. May be repeated."),
+        click.option("--slow", metavar="RANKS:FACTOR", multiple=True, expose_value=False, callback=_declare,
+                     help="Slow GPUs: 3:0.5 runs rank 3 at half speed. May be repeated."),
+        click.option("--degrade", metavar="LINK:FACTOR", multiple=True, expose_value=False, callback=_declare,
+                     help="Degraded links: node0.nic0:0.25. May be repeated."),
     )):  # fmt: skip
         command = option(command)
     return command
@@ -48,15 +60,14 @@ def make_cluster(cluster: str | None, link: str | None, settings: Sequence[str],
     if link is not None:
         if cluster is not None:
             raise ConfigError(f"--link: either --cluster or --link is expected, got both ({cluster!r}, {link!r})")
-        if settings:
-            raise ConfigError(f"--set: --link describes its cluster whole, got {settings[0]!r} beside it")
-        return link_cluster(link, gpus or 2)
+        return link_cluster(link, gpus, read_settings(settings))
     return load_cluster(cluster or DEFAULT_CLUSTER, read_settings(settings), gpus)
 
 
 def read_settings(settings: Sequence[str]) -> dict[str, str]:
-    """Return KEY=VALUE texts as a mapping."""
-    found = {}
+    """Return KEY=VALUE texts, and what --slow and --degrade declare, as a mapping."""
+    ctx = click.get_current_context(silent=True)
+    found: dict[str, str] = dict(ctx.meta.get(_DECLARED, {})) if ctx else {}
     for text in settings:
         key, equals, value = text.partition("=")
         if not equals or not key.strip() or not value.strip():

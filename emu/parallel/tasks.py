@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from math import prod
 from typing import Any
@@ -86,9 +87,12 @@ def find_task(name: str, dry: bool = False) -> Task:
     """Return a task by its name; models of the catalogue and of a user's file have no data, so they run dry."""
     if name in TASKS:
         return TASKS[name]
-    if not dry and not name.endswith((".toml", ".csv")) and name not in _catalogue():
+    if not name.endswith((".toml", ".csv")) and name not in _catalogue():
+        near = get_close_matches(name, [*TASKS, *sorted(_catalogue())], 3)
+        meant = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
         raise ConfigError(
-            f"model: one of {', '.join(TASKS)} is expected, got {name!r}; with --dry any model of the catalogue"
+            f"model: one of {', '.join(TASKS)}, or with --dry one of `emu show models` or a .toml or .csv file, is "
+            f"expected, got {name!r}; {meant}".rstrip("; ")
         )
     task = _of_shape(catalogue.find(name))
     if not dry:
