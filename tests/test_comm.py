@@ -339,3 +339,18 @@ def test_a_program_of_many_ranks_starts_and_ends():
         return comm.rank
 
     assert run_local(program, 2000)[0] == list(range(2000))
+
+
+def test_communicators_split_apart_from_each_other_do_not_meet():
+    from emu.collectives import find
+
+    def main(comm):
+        half = comm.split(comm.rank // 4)
+        pair = half.split(half.rank // 2)
+        x, y = np.full(3, comm.rank, "f4"), np.zeros(3, "f4")
+        pair.sendrecv(x, 1 - pair.rank, y, 1 - pair.rank)
+        find("all_reduce", "ring")(pair, x)
+        return float(y[0]), float(x[0])
+
+    results, _ = run_local(main, 8)
+    assert results == [(r ^ 1, 2 * r + 1 if r % 2 == 0 else 2 * r - 1) for r in range(8)]

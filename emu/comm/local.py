@@ -57,7 +57,7 @@ class LocalWire:
 
     def __init__(self, world: World, group: Sequence[int], rank: int, context: int) -> None:
         self.world = world
-        self.group = tuple(group)
+        self.place, self.group = world.place(context, tuple(group))
         self.rank = rank
         self.size = len(group)
         self.context = context
@@ -71,7 +71,7 @@ class LocalWire:
         """Hand x over if it is asked for; otherwise keep it (a copy, if small)."""
         world = self.world
         message = Message(x, self.rank, to, tag, x.nbytes, KINDS[x.dtype] if kind is None else kind, self._site())
-        key = (self.context, collective, to, self.rank, tag)
+        key = (self.place, collective, to, self.rank, tag)
         receive = self._asked(key)
         if receive is not None:
             self._deliver(message, receive, collective)
@@ -109,7 +109,7 @@ class LocalWire:
 
     def _post(self, receive: Message, source: int, tag: int, collective: int) -> Message:
         world = self.world
-        key = (self.context, collective, self.rank, source, tag)
+        key = (self.place, collective, self.rank, source, tag)
         message = self._sent(key)
         if message is not None:
             self._take(message, receive, collective)
@@ -120,7 +120,7 @@ class LocalWire:
 
     def probe(self, source: int, tag: int, block: bool, take: bool) -> Message | None:
         """Return the first plain message that a receive would get; `take` takes it."""
-        world, key = self.world, (self.context, 0, self.rank, source, tag)
+        world, key = self.world, (self.place, 0, self.rank, source, tag)
         while True:
             message = self._sent(key) if take else self._seen(key)
             if message is not None or not block:
@@ -195,7 +195,7 @@ class LocalWire:
 
     def _round(self) -> Round:
         self.round += 1
-        key = (self.context, self.round)
+        key = (self.place, self.round)
         return self.world.rounds.setdefault(key, Round(key, self.group))
 
     def _take(self, message: Message, receive: Message, collective: int) -> None:
@@ -411,5 +411,5 @@ def _run(program: Callable[[Comm], Any], ranks: int, dry: bool, header: dict) ->
 
 def world_comm(world: World, log: Log) -> Comm:
     """Return the communicator of all ranks, as rank `log.rank` sees it."""
-    wire = (DryWire if world.dry else LocalWire)(world, range(world.size), log.rank, 0)
-    return Comm(wire, log, range(world.size))
+    wire = (DryWire if world.dry else LocalWire)(world, world.everyone, log.rank, 0)
+    return Comm(wire, log, wire.group)

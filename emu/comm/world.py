@@ -31,20 +31,29 @@ class World:
 
     def __init__(self, size: int, dry: bool = False) -> None:
         self.size = size
+        self.everyone = tuple(range(size))
         self.dry = dry
         self.ready: deque[greenlet.greenlet] = deque()
         self.waiting: dict[greenlet.greenlet, Callable[[], str]] = {}  # who waits -> tells what for
         self.ranks: dict[greenlet.greenlet, int] = {}
         self.ended: set[int] = set()
         self.beside: set[greenlet.greenlet] = set()  # coroutines beside a rank's program
-        self.sent: dict[tuple, deque[Message]] = {}  # (context, collective, to, source, tag) -> not yet received
+        self.sent: dict[tuple, deque[Message]] = {}  # (place, collective, to, source, tag) -> not yet received
         self.asked: dict[tuple, deque[Message]] = {}  # the same -> receives without a message
         self.arrivals = 0
+        self.places: dict[tuple[int, tuple[int, ...]], tuple[int, tuple[int, ...]]] = {}
         self.probing: dict[int, list[greenlet.greenlet]] = {}  # world rank -> who waits for any message to it
         self.rounds: dict[tuple, Round] = {}
         self.answer: Callable[[World], bool] | None = None
         self.holds = False  # receives from any source wait for `answer` to choose their message
         self.on_switch: Callable[[int], None] | None = None  # told the rank that is about to run
+
+    def place(self, context: int, group: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+        """Return the number of a communicator, and its group as all members share it.
+
+        Communicators without a common rank may have the same context; here they share a process.
+        """
+        return self.places.setdefault((context, group), (len(self.places), group))
 
     def run(self, program: Callable[[int], Any]) -> list[Any]:
         """Run program(rank) on every rank; return what each returned. An error of one rank ends all."""
