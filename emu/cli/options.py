@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,9 +78,14 @@ def read_settings(settings: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def folder_for(output: str | None, name: str) -> Path:
-    """Make and return the directory of a run's files. Raise ConfigError if it cannot be written."""
+def folder_for(output: str | None, name: str, option: str = "--output") -> Path:
+    """Make and return the directory of a run's files. Raise ConfigError if it cannot be written.
+
+    A directory that is new and still empty when the process ends is taken away again.
+    """
     path = Path(output) if output is not None else _unused(Path("emu-runs"), name)
+    if not path.exists():
+        atexit.register(drop_if_empty, path)
     try:
         path.mkdir(parents=True, exist_ok=True)
         probe = path / f".emu-{os.getpid()}"
@@ -86,8 +93,14 @@ def folder_for(output: str | None, name: str) -> Path:
         probe.unlink()
     except OSError as error:
         why = f"got {path}: {error.strerror}"
-        raise ConfigError(f"--output: a directory that can be written is expected, {why}") from None
+        raise ConfigError(f"{option}: a directory that can be written is expected, {why}") from None
     return path
+
+
+def drop_if_empty(path: Path) -> None:
+    """Remove a directory that nothing was written to."""
+    with suppress(OSError):
+        path.rmdir()
 
 
 def _unused(parent: Path, name: str) -> Path:

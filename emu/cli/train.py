@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from emu.cli.dry import MOST_RANKS, record, speed, timed
-from emu.cli.options import cluster_options, folder_for, make_cluster, ranks_options
+from emu.cli.options import cluster_options, drop_if_empty, folder_for, make_cluster, ranks_options
 from emu.cli.plan_options import plan_options, read_plan, with_algorithm
 from emu.cli.provenance import provenance
 from emu.cli.wall_options import read_pace, wall_options
@@ -115,6 +116,8 @@ def _check(plan: Plan, options: Options, ranks: int | None, dry: bool) -> tuple[
         raise ConfigError(f"ranks: at least 2 are expected, got {ranks}; mpirun -n 4 emu train")
     plan = with_algorithm(plan, cluster, ranks)
     check(plan, ranks, dry)
+    if plan.checkpoint is not None:
+        folder_for(plan.checkpoint, "checkpoint", "--checkpoint")
     return plan, cluster
 
 
@@ -145,10 +148,11 @@ def _train_mpi(plan: Plan, options: Options) -> None:
     from emu.program import end_job, mpi_gpu, mpi_trace, watch
 
     began = time.perf_counter()
-    world = MpiWorld()
+    world, folder = MpiWorld(), Path()
     try:
         plan, cluster = _check(plan, options, world.size, dry=False)
-        folder = folder_for(options.output, "train") if world.rank == 0 else Path()
+        if world.rank == 0:
+            folder = folder_for(options.output, "train")
         wall = _begin_wall(world, cluster, options)
         gpu = wall.gpu if wall else mpi_gpu(world, cluster, options.device, options.profile)
         watch(world, gpu.comm.log)
@@ -159,6 +163,7 @@ def _train_mpi(plan: Plan, options: Options) -> None:
             _report(plan, options, cluster, folder, outcome, trace, began, lateness)
         world.tell(None)
     except BaseException as error:
+        drop_if_empty(folder)
         end_job(world, error)
         raise
     finally:
@@ -183,7 +188,8 @@ class _Progress:
 
     def __call__(self, step: int, loss: float) -> None:
         if (step + 1) % self.every == 0 or step + 1 == self.steps:
-            print(f"step {step + 1}/{self.steps}  loss {loss:.4f}", file=sys.stderr, flush=True)
+            told = "" if math.isnan(loss) else f"  loss {loss:.4f} on rank 0's part of the batch"
+            print(f"step {step + 1}/{self.steps}{told}", file=sys.stderr, flush=True)
 
 
 def _program(plan: Plan) -> dict[str, Any]:

@@ -81,6 +81,8 @@ def check(plan: Plan, ranks: int, dry: bool = False) -> None:
     _one_of("strategy", plan.strategy, STRATEGIES)
     if plan.server not in ("shared", "dedicated"):
         raise ConfigError(f"server: shared or dedicated is expected, got {plan.server!r}")
+    if plan.server == "dedicated" and plan.strategy != "ps":
+        raise ConfigError(f"server dedicated: strategy ps is expected, got {plan.strategy}; add --strategy ps")
     if plan.dtype not in DTYPES.values():
         raise ConfigError(f"dtype: {' or '.join(DTYPES.values())} is expected, got {plan.dtype!r}")
     _one_of("schedule", plan.schedule, SCHEDULES)

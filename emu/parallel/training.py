@@ -33,7 +33,10 @@ __all__ = ["STRATEGIES", "TASKS", "Outcome", "Plan", "Trainer", "check", "train"
 
 
 def train(gpu: Gpu, plan: Plan, progress: Callable[[int, float], None] | None = None) -> Outcome:
-    """Train on this rank; `progress(step, loss of this rank's part)` is called after each step."""
+    """Train on this rank; `progress(step, mean loss over this rank's part of the batch)` is called after each step.
+
+    The mean is NaN on a rank that computes no loss.
+    """
     with advised(gpu, plan):
         if gpu.dry and plan.model not in TASKS:
             return _train_alike(gpu, plan, progress)
@@ -41,7 +44,7 @@ def train(gpu: Gpu, plan: Plan, progress: Callable[[int, float], None] | None = 
         for index in range(checkpoint.load(trainer) if plan.resume else 0, plan.steps):
             loss = trainer.step(index)
             if progress is not None:
-                progress(index, loss)
+                progress(index, loss * trainer.parts_of_batch)
             if plan.saves(index + 1):
                 checkpoint.save(trainer, index + 1)
         return tell(trainer)
@@ -94,6 +97,14 @@ class Trainer:
         self.total = plan.batch * self.task.rows(self.dataset)
         self.channel = Channel(gpu, self.grid.pipeline, plan.via) if self.grid.pipeline else None
         self.parts: list[list[Any]] = []  # of each step: this rank's parts of the loss, on the device
+
+    @property
+    def parts_of_batch(self) -> float:
+        """The global batch over this rank's part of it; NaN on a rank that computes nothing."""
+        if self.strategy.worker < 0:
+            return float("nan")
+        mine = data.share(self.plan.batch, self.strategy.worker, self.strategy.workers)
+        return self.plan.batch / (mine.stop - mine.start)
 
     def step(self, index: int) -> float:
         """Do one step; return this rank's part of its loss (NaN where it has none)."""

@@ -113,7 +113,8 @@ def _grid(found: Mapping[str, Any]) -> str:
 def _result(found: Mapping[str, Any]) -> str:
     if found["loss"] is None:
         return "\n".join(["dry run: no bytes, no loss", *_speed(found), *_memory(found["memory"])])
-    lines = [f"loss {found['loss']:.6f} after {found['steps']} steps{_accuracy(found['accuracy'])}"]
+    accuracy = _accuracy(found["accuracy"]) or ", accuracy not judged: no rank has the whole model"
+    lines = [f"loss {found['loss']:.6f} after {found['steps']} steps{accuracy}"]
     if found["loss_one_rank"] is not None:
         off, limit = found["loss_relative_difference"], SAME_LOSS[found["dtype"]]
         verdict = "the same training" if off <= limit else f"NOT the same training (limit {limit:g})"
@@ -122,8 +123,17 @@ def _result(found: Mapping[str, Any]) -> str:
             f"{_accuracy(found['accuracy_one_rank'])}; relative difference {off:.1e}: {verdict}"
         )
     equal = "equal bit for bit" if found["replicas_equal"] else "NOT equal"
-    lines.append(f"parameters on all {found['ranks']} ranks: {equal}")
+    lines.append(f"{_held(found)}: {equal}")
     return "\n".join(lines)
+
+
+def _held(found: Mapping[str, Any]) -> str:
+    """Say which parameters were compared between ranks."""
+    if found["grid"]["pp"] * found["grid"]["tp"] > 1:
+        return "parameters, on all ranks that hold the same part of the model"
+    if found["strategy"] == "zero3":
+        return f"parameters, put together from their shards on all {found['ranks']} ranks"
+    return f"parameters on all {found['ranks']} ranks"
 
 
 def _speed(found: Mapping[str, Any]) -> list[str]:
@@ -131,8 +141,8 @@ def _speed(found: Mapping[str, Any]) -> list[str]:
     if speed is None:
         return []
     return [
-        f"step {format_time(speed['last_step_s'])}: {speed['flops_per_gpu_per_s'] / 1e12:.1f} TFLOP/s a GPU of the "
-        f"model's own FLOPs ({100 * speed['share_of_peak']:.0f} % of peak), {speed['examples_per_s']:,.1f} examples/s"
+        f"last step {format_time(speed['last_step_s'])}: {speed['flops_per_gpu_per_s'] / 1e12:.1f} TFLOP/s a GPU "
+        f"of the model's own FLOPs ({100 * speed['share_of_peak']:.0f} % of peak), {speed['examples_per_s']:,.1f} examples/s"
     ]
 
 
