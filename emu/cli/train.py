@@ -210,7 +210,7 @@ def _report(
 
     timeline = (timed if dry else replay)(trace, cluster, profile=options.profile)
     small = trace.world_size <= MOST_RANKS
-    alone = _one_rank(plan, options) if options.one_rank and outcome.losses else None
+    alone = _one_rank(plan, options, cluster) if options.one_rank and outcome.losses else None
     links = _links(plan, trace, cluster, outcome) if options.what_if and _can_compare(plan) else []
     if small or options.output is not None:
         trace.save(folder / "trace.emu")
@@ -248,14 +248,13 @@ def _cluster_told(cluster: Cluster, options: Options) -> dict[str, Any]:
     }
 
 
-def _one_rank(plan: Plan, options: Options) -> Outcome:
+def _one_rank(plan: Plan, options: Options, cluster: Cluster) -> Outcome:
     """Train the same batches on one rank of this process."""
     from dataclasses import replace
 
     from emu.parallel.training import train as program
     from emu.program import run_here
 
-    cluster = make_cluster(options.cluster, options.link, options.settings, 2)
     alone = replace(
         plan, strategy="ddp", algorithm="ring", server="shared", tp=1, pp=1, micro_batches=1, hook="none",
         deterministic=False, checkpoint=None, resume=False, offload=False, recompute=False,
