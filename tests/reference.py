@@ -5,41 +5,49 @@ import math
 import numpy as np
 
 
-def max_min(paths, caps, rates):
-    """Return the max-min fair rate of each flow: fill all alike, freeze who meets a full link or its cap."""
-    room, rate = np.array(rates, float), np.zeros(len(paths))
-    open_ = set(range(len(paths)))
-    while open_:
-        best, freeze = math.inf, set()
-        for link in range(len(room)):
-            users = {f for f in open_ if link in paths[f]}
-            if users and max(room[link], 0) / len(users) < best:
-                best, freeze = max(room[link], 0) / len(users), users
-        capped = {f for f in open_ if caps[f] <= best}
-        if capped:
-            best = min(caps[f] for f in capped)
-            freeze = {f for f in capped if caps[f] == best}
-        for f in freeze:
-            rate[f] = best
-            for link in paths[f]:
-                room[link] -= best
-        open_ -= freeze
+def max_min(on_link, caps, rates):
+    """Return the max-min fair rate of each flow: fill all alike, freeze who meets a full link or its cap.
+
+    on_link: (links, flows) bool
+    """
+    room, rate = np.array(rates, float), np.zeros(len(caps))
+    open_ = np.ones(len(caps), bool)
+    while open_.any():
+        users = (on_link & open_).sum(axis=1)
+        share = np.where(users > 0, np.maximum(room, 0) / np.maximum(users, 1), math.inf)
+        link = int(share.argmin())
+        best, freeze = share[link], on_link[link] & open_
+        capped = open_ & (caps <= best)
+        if capped.any():
+            best = caps[capped].min()
+            freeze = capped & (caps == best)
+        rate[freeze] = best
+        room -= best * (on_link & freeze).sum(axis=1)
+        open_ &= ~freeze
     return rate
 
 
-def finish_times(paths, caps, rates, starts, sizes):
-    """Return when the last byte of each flow leaves."""
-    left, done = np.array(sizes, float), np.full(len(paths), math.nan)
-    now = min(starts, default=0.0)
+def finish_times(paths, caps, rates, starts, sizes, after=None):
+    """Return when the last byte of each flow leaves.
+
+    Flow f starts at starts[f], or, with after[f] = g >= 0, starts[f] after the last byte of flow g has left.
+    """
+    on_link = np.array([[link in path for path in paths] for link in range(len(rates))])
+    left, done, caps = np.array(sizes, float), np.full(len(paths), math.nan), np.array(caps, float)
+    after = [-1] * len(paths) if after is None else after
+    start = np.array([math.inf if g >= 0 else t for t, g in zip(starts, after, strict=True)])
+    now = start.min(initial=math.inf)
     while np.isnan(done).any():
-        on = [f for f in range(len(paths)) if starts[f] <= now and math.isnan(done[f])]
-        later = [t for f, t in enumerate(starts) if t > now and math.isnan(done[f])]
-        rate = max_min([paths[f] for f in on], [caps[f] for f in on], rates)
-        ends = [left[f] / r if left[f] > 0 else 0.0 for f, r in zip(on, rate, strict=True)]
-        step = min([*ends, *(t - now for t in later)])
-        for f, r, end in zip(on, rate, ends, strict=True):
-            left[f] -= r * step
-            if end <= step * (1 + 1e-14):
-                done[f], left[f] = now + step, 0.0
-        now = min(later) if later and step == min(later) - now else now + step
+        on = np.flatnonzero((start <= now) & np.isnan(done))
+        later = start[start > now].min(initial=math.inf)
+        rate = max_min(on_link[:, on], caps[on], rates)
+        ends = left[on] / rate
+        step = min(ends.min(initial=math.inf), later - now)
+        left[on] -= rate * step
+        gone = on[ends <= step * (1 + 1e-14)]
+        now = later if step == later - now else now + step
+        done[gone], left[gone] = now, 0.0
+        for f, g in enumerate(after):
+            if g in gone:
+                start[f] = now + starts[f]
     return done

@@ -4,8 +4,9 @@ from math import inf
 
 from emu.engine import layout as L
 from emu.engine.events import drop, first_queue, head
-from emu.engine.fans import next_of_fan
+from emu.engine.fans import next_of_fan, reach_mark
 from emu.engine.faults import change_links
+from emu.engine.groups import mark_dirty
 from emu.engine.matching import envelope_arrives
 from emu.engine.memory import counts, entry, inner, lanes, links, messages, reals
 from emu.engine.sharing import refill
@@ -21,6 +22,8 @@ def _happen(s, time, kind, what):
         lanes(s)[what].awake = 1
         make_ready(s, what)
     elif kind == L.KIND_LINK:
+        if links(s)[what].scheduled == time:
+            links(s)[what].scheduled = inf  # its event is gone: one more in this instant needs another
         if links(s)[what].group_finish == time:
             _finish_group(s, what, time)
     elif kind == L.KIND_FLOW:
@@ -38,20 +41,25 @@ def _happen(s, time, kind, what):
 
 @inner("iif")
 def _finish_group(s, j, time):
-    """Finish the flows of link `j` whose time has come."""
+    """Finish the flows of link `j` whose time has come; where there is none by now, have it rated again."""
     msg = messages(s)
     if links(s)[j].hub == j:
-        m = next_of_fan(s, j, time)
+        reach_mark(s, j, time)
+        m = next_of_fan(s, j)
         while m >= 0:
             finish_message(s, m, time)
-            m = next_of_fan(s, j, time) if links(s)[j].hub == j else -1
+            m = next_of_fan(s, j) if links(s)[j].hub == j else -1
         return
+    some = False
     m = links(s)[j].group_head
     while m >= 0:
         following = msg[m].group_next
         if msg[m].finish <= time:
             finish_message(s, m, time)
+            some = True
         m = following
+    if not some:
+        mark_dirty(s, j)
 
 
 @entry("int64(int64)")
@@ -78,6 +86,9 @@ def run(s):
         if q > -2:
             time, key, what = head(s, q)
         if time > real[L.NOW] or q == -2:
+            if count[L.HEAP_COUNT] + 3 * count[L.MSG_CAPACITY] + 2 * count[L.LINK_COUNT] + count[L.LANE_COUNT] + (
+                    3 * count[L.TCP_COUNT]) > count[L.HEAP_CAPACITY]:
+                return L.NEED_HEAP
             if count[L.DIRTY_COUNT] > 0 or count[L.NEW_COUNT] > 0:
                 refill(s)
                 continue
@@ -86,9 +97,6 @@ def run(s):
             time = min(time, real[L.NEXT_FAULT])
             if time >= real[L.HORIZON]:
                 return L.AT_HORIZON
-            if count[L.HEAP_COUNT] + 3 * count[L.MSG_CAPACITY] + 2 * count[L.LINK_COUNT] + count[L.LANE_COUNT] + (
-                    3 * count[L.TCP_COUNT]) > count[L.HEAP_CAPACITY]:
-                return L.NEED_HEAP
             if count[L.LOG_FLOWS] and count[L.TCP_COUNT] > 0 and count[L.LINK_COUNT] + 4 * count[L.TCP_COUNT] + max(
                     count[L.WINDOW_LOG], count[L.QUEUE_LOG]) > count[L.LOG_CAPACITY]:
                 return L.NEED_LOG

@@ -205,7 +205,7 @@ def rate_fan(s, j, now):
     fan.level = level
     if fan.left > OFTEN * k.flows + 64:
         _rebase(s, j)
-    k.group_finish = now + (messages(s)[fan.top].level - fan.volume) / level
+    k.group_finish = now + max(0.0, messages(s)[fan.top].level - fan.volume) / level
     if k.group_finish != k.scheduled:
         k.scheduled = k.group_finish
         push(s, k.group_finish, (L.KIND_LINK << L.KIND_SHIFT) | j, j)
@@ -223,16 +223,22 @@ def _rebase(s, j):
 
 
 @inner("iif")
-def next_of_fan(s, j, now):
+def reach_mark(s, j, now):
+    """Let the volume of fan `j` be its next flow's mark, as that flow is done now.
+
+    What is left by rounding, less than goes in the least step of time, would never go.
+    """
+    fan = fans(s)[j]
+    fan.volume = max(fan.volume, messages(s)[fan.top].level)
+    fan.since = now
+
+
+@inner("ii")
+def next_of_fan(s, j):
     """Take the next flow of fan `j` that is done, -1 if there is none."""
     msg, fan = messages(s), fans(s)[j]
     m = fan.top
-    if m < 0:
-        return -1
-    if fan.since < now:
-        fan.volume = msg[m].level
-        fan.since = now
-    if msg[m].level > fan.volume:
+    if m < 0 or msg[m].level > fan.volume:
         return -1
     fan.top = _without_top(s, m)
     fan.left += 1
