@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import time
 
 import click
 
@@ -65,14 +66,30 @@ def main() -> None:
     except click.exceptions.Abort:
         _fail("emu: interrupted", 130)
     except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
+        from emu.cli.usage import is_help, usage_line
+
+        if is_help(error):
+            error.show()
+            sys.exit(2)
+        _fail(f"emu: {usage_line(error)}", 2)
     sys.exit(status if isinstance(status, int) else 0)
 
 
 def _fail(text: str, status: int) -> None:
+    """Tell an error and end. Ranks that a launcher started all meet it: the lowest one's words end the job.
+
+    Open MPI's launcher ends the others as soon as one has failed; MPICH's does not before MPI is loaded, so there
+    only the first rank of each host tells it.
+    """
     sys.stdout.flush()
+    rank = next((int(os.environ[name]) for name in _RANKS if os.environ.get(name, "").isdigit()), None)
+    live = rank is not None and "mpi4py.MPI" in sys.modules
+    time.sleep(min(rank or 0, 4) * 0.5)
+    if os.environ.get("MPI_LOCALRANKID", "0") != "0" and not live:
+        sys.exit(status)
     print(text, file=sys.stderr, flush=True)
+    if live:
+        sys.modules["mpi4py.MPI"].COMM_WORLD.Abort(status)
     sys.exit(status)
 
 
@@ -89,5 +106,7 @@ def _share_cores() -> None:
         os.environ.setdefault(name, str(threads))
 
 
+# this process's number, by launcher; before MPI is loaded there is nobody else to ask
+_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 # how many ranks a launcher started on this host; PMI_SIZE counts all hosts', which errs on the safe side
 _LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE", "PMI_SIZE")

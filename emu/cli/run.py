@@ -38,7 +38,7 @@ class Options:
     pace: Pace | None = None  # of the wall clock; None: the virtual clock
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command(context_settings={"allow_interspersed_args": False})
 @ranks_options
 @cluster_options
 @click.option("--compute", default="none", show_default=True, type=click.Choice(["none", "measured"]),
@@ -90,10 +90,14 @@ def run(
     elif ranks is not None:
         plan(ranks)
         start_mpirun(ranks, [sys.executable, "-m", "emu", *_without_ranks(sys.argv[1:], script)], hostfile)
+    elif local is None:
+        raise ConfigError(
+            f"ranks: how many is expected, got none; mpirun -n 4 emu run {script}, or emu run --local 4 {script}"
+        )
     else:
         if pace is not None:
-            raise ConfigError("--clock wall: ranks that are processes are expected; use mpirun or -n")
-        _run_here(plan(local or 1), local or 1, options)
+            raise ConfigError("--clock wall: ranks that are processes are expected, got --local; use mpirun or -n")
+        _run_here(plan(local), local, options)
 
 
 def _without_ranks(argv: list[str], script: str) -> list[str]:
