@@ -78,6 +78,7 @@ def run(
     """
     if way not in WAYS:
         raise ConfigError(f"way: one of {', '.join(WAYS)} is expected, got {way!r}")
+    _refuse_ways(settings)
     if clock not in CLOCKS:
         raise ConfigError(f"clock: one of {', '.join(CLOCKS)} is expected, got {clock!r}")
     if way == "mpi" or (way == "auto" and _started_by_mpirun()):
@@ -88,6 +89,13 @@ def run(
     made = _cluster(cluster, settings, ranks)
     results, trace, memory = run_here(main, made, ranks or made.size, dry=way == "dry", device=device, profile=profile)
     return Run(results, trace, made, profile, tuple(memory))
+
+
+def _refuse_ways(settings: Mapping[str, Any]) -> None:
+    """Refuse a way to run that was given as if it were a setting of the cluster."""
+    for name in ("dry", "local", "mpi"):
+        if name in settings:
+            raise ConfigError(f"{name}: no such setting of a cluster, got {name}={settings[name]!r}; use way={name!r}")
 
 
 def replay(

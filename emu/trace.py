@@ -177,10 +177,22 @@ def _from_bytes(data: bytes, where: str) -> Trace:
         raise
     except Exception as error:
         raise TraceError(
-            f"{where}: a whole emu trace is expected, got a file that is damaged, cut off or something else "
-            f"({type(error).__name__}: {error}); record it again"
+            f"{where}: a whole emu trace is expected, got {_what_is_wrong(data, error)}; record it again"
         ) from None
     return trace
+
+
+def _what_is_wrong(data: bytes, error: Exception) -> str:
+    """Say in a user's words why these bytes are no trace."""
+    if not data:
+        return "an empty file"
+    if not data.startswith(b"PK"):
+        return "a file that is not an emu trace"
+    if isinstance(error, zipfile.BadZipFile) and "not a zip" in str(error):
+        return f"a file that is cut off after {len(data)} bytes"
+    if isinstance(error, KeyError) and "trace.json" in str(error):
+        return "an archive that is not an emu trace"
+    return f"a damaged file ({error})"
 
 
 def _read_logs(archive: zipfile.ZipFile, name: str) -> list[np.ndarray]:

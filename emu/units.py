@@ -44,8 +44,12 @@ def parse_bytes(text: str | int, where: str = "size", *, zero: bool = False) -> 
     """
     if isinstance(text, int) and not isinstance(text, bool):
         value = float(text)
+    elif isinstance(text, str) and re.fullmatch(r"\s*0+\s*", text) and not zero:
+        value = 0.0
     else:
-        value = _parse(text, _BYTES, where, "a size such as '25 MiB'", zero)
+        value = _parse(text, _BYTES, where, "a size such as '25 MiB'", True)
+    if value == 0 and not zero:
+        raise ConfigError(f"{where}: at least 1 byte is expected, got {text!r}; write a size such as '25 MiB'")
     _check_sign(value, text, where, zero)
     if value != int(value):
         raise ConfigError(f"{where}: must be a whole number of bytes, got {text!r}")
@@ -63,13 +67,13 @@ def parse_bandwidth(text: str, where: str = "bandwidth") -> float:
     )
 
 
-def parse_time(text: str, where: str = "time", *, zero: bool = False) -> float:
-    """Return seconds.
+def parse_time(text: str, where: str = "time", *, zero: bool = False, such_as: str = "2 us") -> float:
+    """Return seconds; an error shows a time `such_as` the one that is expected.
 
     >>> parse_time("2 us"), parse_time("200 ms")
     (2e-06, 0.2)
     """
-    return _parse(text, _TIME, where, "a time such as '2 us'", zero)
+    return _parse(text, _TIME, where, f"a time such as {such_as!r}", zero)
 
 
 def parse_flops(text: str, where: str = "FLOPS") -> float:
@@ -124,6 +128,16 @@ def parse_count(value: object, where: str = "count", *, least: int = 1) -> int:
     if number != int(number) or number < least:
         raise ConfigError(f"{where}: must be a whole number of at least {least}, got {value!r}")
     return int(number)
+
+
+def counted(count: int, thing: str) -> str:
+    """Write a number of things.
+
+    >>> counted(1, "step"), counted(20, "step"), counted(2, "micro-batch")
+    ('1 step', '20 steps', '2 micro-batches')
+    """
+    plural = "es" if thing.endswith(("ch", "s", "x")) else "s"
+    return f"{count} {thing}{plural * (count != 1)}"
 
 
 def format_bytes(count: float) -> str:

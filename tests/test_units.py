@@ -102,7 +102,7 @@ def test_what_is_not_a_quantity_is_an_error_that_names_the_place(parse, text):
         (parse_time, "0 us", "must be above zero"),
         (parse_bytes, "8 Gb", "did you mean 'GB'"),
         (parse_bytes, "0.3 B", "whole number of bytes"),
-        (parse_bytes, 0, "must be above zero"),
+        (parse_bytes, 0, "at least 1 byte"),
         (parse_bytes, -4, "must not be negative"),
         (parse_fraction, 1.5, "at most 1"),
         (parse_fraction, 0, "above 0"),

@@ -203,10 +203,16 @@ def nearest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
     return difflib.get_close_matches(name, list(known), n=limit, cutoff=0.5)
 
 
-def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """Write `unknown WHAT 'NAME'; did you mean …?`, or list what there is."""
+def unknown(what: str, name: str, known: Iterable[str], listed_by: str = "") -> str:
+    """Write `unknown WHAT 'NAME'; did you mean …?`, or list what there is.
+
+    `listed_by` is the command that lists it, where there is too much for a line.
+    """
     names = sorted(known)
     close = nearest(name, names)
+    if listed_by:
+        mean = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
+        return f"unknown {what} {name!r}; {mean}{listed_by} lists them"
     hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"there are {', '.join(names)}"
     return f"unknown {what} {name!r}; {hint}"
 

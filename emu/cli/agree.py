@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from emu.cli.options import cluster_options, make_cluster
+from emu.cli.options import cluster_options, make_cluster, profile_option
 from emu.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @click.option("--hostfile", type=click.Path(), help="Hosts for mpirun, with -n.")
 @cluster_options
 @click.option("--dilation", default="auto", show_default=True, metavar="N|auto", help="As of --clock wall.")
-@click.option("--profile", default="ideal", show_default=True, help="Overheads of a communication library.")
+@profile_option
 @click.option("--plot", metavar="FILE", help="Draw each operation's end under both clocks (.png, .svg, .pdf).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def agree(

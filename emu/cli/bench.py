@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from emu.cli.options import cluster_options, make_cluster
+from emu.cli.options import cluster_options, make_cluster, profile_option
 from emu.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ OPS = ("sum", "prod", "max", "min", "avg")
 @click.option("-g", "--ngpus", "--local", type=click.IntRange(min=1), help="Ranks in this process [4]; mpirun has -n.")
 @click.option("--dry", is_flag=True, help="Emulated time only: no bytes, any number of GPUs.")
 @cluster_options
-@click.option("--profile", default="ideal", show_default=True, help="Overheads of a communication library.")
+@profile_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--plot", type=click.Path(dir_okay=False), help="Draw bandwidth over size into this file.")
 def bench(

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from emu.cli.options import cluster_options, make_cluster
+from emu.cli.options import cluster_options, make_cluster, profile_option
 from emu.cli.plan_options import plan_options, read_plan, with_algorithm
 from emu.errors import ConfigError
+from emu.units import counted
 
 if TYPE_CHECKING:
     from emu.cluster import Cluster
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 @click.option("--dry", is_flag=True, help="Run without bytes: time and memory only.")
 @cluster_options
 @plan_options
-@click.option("--profile", default="ideal", show_default=True, help="Overheads of a communication library.")
+@profile_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def compare(
     ranks: int, dry: bool, cluster: str | None, link: str | None, settings: tuple[str, ...], profile: str,
@@ -87,7 +88,7 @@ def _text(found: dict[str, Any]) -> str:
     titles = ("dtype", "peak", "step", "compute", "exposed comm.", "memory", "loss", "inference", "memory")
     title = (
         f"{found['model']}: batch {found['batch']} over {found['ranks']} ranks of {found['cluster']} "
-        f"({found['gpu']}), {found['steps']} steps; inference: one batch on one GPU"
+        f"({found['gpu']}), {counted(found['steps'], 'step')}; inference: one batch on one GPU"
     )
     text = render(grid(title, titles, [_row(each) for each in found["dtypes"]], "emulated time; peak memory")).rstrip()
     return "\n".join([text, *_skipped(found["dtypes"])])
@@ -108,7 +109,7 @@ def _row(each: dict[str, Any]) -> tuple[str, ...]:
 
 def _skipped(rows: Sequence[dict[str, Any]]) -> list[str]:
     return [
-        f"{each['dtype']}: {each['training']['skipped_steps']} steps skipped, their gradients being infinite"
+        f"{each['dtype']}: {counted(each['training']['skipped_steps'], 'step')} skipped, their gradients being infinite"
         for each in rows if each["training"]["skipped_steps"]
     ]  # fmt: skip
 

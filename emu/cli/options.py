@@ -55,6 +55,23 @@ def ranks_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def _check_profile(ctx: click.Context, option: click.Parameter, name: str) -> str:
+    from emu.catalog.schema import unknown
+    from emu.engine.profiles import PROFILES
+
+    if name not in PROFILES:
+        raise ConfigError(f"--profile: {unknown('profile', name, PROFILES)}")
+    return name
+
+
+def profile_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --profile."""
+    return click.option(
+        "--profile", default="ideal", show_default=True, metavar="ideal|nccl|mpi|gloo", callback=_check_profile,
+        help="Overheads of a communication library.",
+    )(command)  # fmt: skip
+
+
 def make_cluster(cluster: str | None, link: str | None, settings: Sequence[str], gpus: int | None) -> Cluster:
     """Return the cluster that the options describe, with at least so many GPUs (None: its own number)."""
     from emu.cluster import link_cluster, load_cluster

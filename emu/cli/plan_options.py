@@ -36,6 +36,7 @@ def read_plan(asked: Mapping[str, Any]) -> Plan:
     limits = {name[len(prefix) :]: given.pop(name) for name in list(given) if name.startswith(prefix)}
     limits = {name: _whole(prefix + name, value) for name, value in limits.items() if value is not None}
     stage3 = Stage3(**limits, reshard_after_forward=given.pop("reshard_after_forward"))
+    _check_dtype(given["dtype"], DTYPES)
     given["dtype"] = DTYPES.get(given["dtype"], given["dtype"])
     bucket_bytes = parse_bytes(given.pop("bucket"), "--bucket")
     first = given.pop("first_bucket")
@@ -44,6 +45,15 @@ def read_plan(asked: Mapping[str, Any]) -> Plan:
     if given["length"] is None:
         given.pop("length")
     return Plan(bucket_bytes=bucket_bytes, stage3=stage3, **given)
+
+
+def _check_dtype(name: str, known: Mapping[str, str]) -> None:
+    """Answer an unknown dtype with the spellings of --help, or of the long ones where that is what was meant."""
+    from emu.catalog.schema import nearest, unknown
+
+    if name not in known and name not in known.values():
+        long = not nearest(name, known) and nearest(name, known.values())
+        raise ConfigError(f"--dtype: {unknown('dtype', name, known.values() if long else known)}")
 
 
 def _defaults(given: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from emu.cli.decisions import fit
-from emu.cli.options import cluster_options, folder_for, make_cluster
+from emu.cli.options import cluster_options, folder_for, make_cluster, profile_option
 from emu.cli.provenance import provenance
 from emu.errors import ConfigError, TraceError
 
@@ -26,7 +26,7 @@ PERTURBATION = 1e-9  # of each message's bytes, under --spread
 @click.command()
 @click.argument("trace", type=click.Path())
 @cluster_options
-@click.option("--profile", default="ideal", show_default=True, help="Overheads of a communication library.")
+@profile_option
 @click.option("--keep-decisions", is_flag=True, help="Keep what the program decided by looking at its cluster.")
 @click.option("--spread", type=click.IntRange(min=2), metavar="N", help="Time it N times, sizes off by 1e-9.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

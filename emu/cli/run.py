@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from emu.cli.options import cluster_options, folder_for, make_cluster, ranks_options
+from emu.cli.options import cluster_options, folder_for, make_cluster, profile_option, ranks_options
 from emu.cli.provenance import provenance
 from emu.cli.wall_options import read_pace
 from emu.errors import ConfigError, EmuError
@@ -48,7 +48,7 @@ class Options:
 @click.option("--clock", default="virtual", show_default=True, metavar="virtual|wall",
               help="Emulated time, or live: every message really held back.")
 @click.option("--dilation", metavar="N|auto", help="Seconds of the wall clock for one emulated second [1].")
-@click.option("--profile", default="ideal", show_default=True, help="Overheads of a communication library.")
+@profile_option
 @click.option("--deadline", help="Give up a wait after this time [30 s in a terminal, 600 s in jobs].")
 @click.option("--summary/--no-summary", default=True, help="Tell at the end where the time went.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object; the script prints to standard error.")
@@ -75,7 +75,9 @@ def run(
     if ranks is not None and local is not None:
         raise ConfigError(f"ranks: one of -n and --local is expected, got -n {ranks} and --local {local}")
     code = read_script(script, arguments)
-    deadline_s = parse_time(deadline, "--deadline") if deadline else DEADLINE_S[sys.stderr.isatty()]
+    deadline_s = DEADLINE_S[sys.stderr.isatty()]
+    if deadline is not None:
+        deadline_s = parse_time(deadline, "--deadline", such_as="30 s")
     pace = read_pace(clock, dilation, None, None)
     options = Options(as_json, output, summary, deadline_s, began, pace)
 

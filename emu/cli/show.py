@@ -33,7 +33,7 @@ _LISTED = {
 
 
 @click.command()
-@click.argument("what", required=False, metavar="[gpus|links|clusters|models|...|NAME|FILE.toml]")
+@click.argument("what", required=False, metavar="[gpus|links|clusters|models|settings|...|NAME|FILE.toml]")
 @cluster_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show(what: str | None, cluster: str | None, link: str | None, settings: tuple[str, ...], as_json: bool) -> None:
@@ -49,17 +49,34 @@ def show(what: str | None, cluster: str | None, link: str | None, settings: tupl
     name = what if what is not None else cluster
     if name is None and link is None:
         found, text = _kinds(catalog)
+    elif name == "settings":
+        found, text = _settings()
     elif name == "models":
         found, text = show_models.model_list()
     elif name in catalog.tables:
         found, text = _kind(catalog, str(name))
     elif cluster is not None or link is not None or settings or _is_cluster(catalog, str(name)):
         found, text = _cluster(catalog, name, link, settings)
-    elif name in show_models.known():
+    elif show_models.is_model(str(name)):
         found, text = show_models.model(str(name))
     else:
         found, text = _entry(catalog, str(name))
     click.echo(json.dumps(found, indent=1) if as_json else text)
+
+
+def _settings() -> tuple[dict[str, Any], str]:
+    """Return what --set, and an axis of emu sweep, may change."""
+    import itertools
+
+    from emu.cluster.load import known_settings
+
+    known = known_settings()
+    lines = [
+        f"{head or 'short'}\n{', '.join(names)}"
+        for head, group in itertools.groupby(known, key=lambda key: key.rpartition(".")[0])
+        for names in [list(group)]
+    ]
+    return {"settings": known}, "\n".join(map(_wrapped, lines))
 
 
 def _is_cluster(catalog: Catalog, name: str) -> bool:
@@ -96,7 +113,7 @@ def _kind(catalog: Catalog, kind: str) -> tuple[dict[str, Any], str]:
     table = grid(None, [kind, *(key.replace("_", " ") for key in keys), "note"], rows, notes=True)
     told = {kind: {entry.name: _plain(entry) for entry in listed}}
     hint = f"sources; emu show NAME tells which figure has which\n{_sources(catalog, listed)}"
-    return told, render(table, width=160) + hint
+    return told, render(table, width=show_models.fitting(160)) + hint
 
 
 def _plain(entry: Entry) -> dict[str, Any]:
@@ -114,6 +131,8 @@ def _entry(catalog: Catalog, name: str) -> tuple[dict[str, Any], str]:
             *catalog.tables,
             *(n for kind in catalog.tables for n in catalog.known(kind)),
             *show_models.known(),
+            "models",
+            "settings",
         ]
         known = list(dict.fromkeys(names))
         raise ConfigError(f"show: {unknown('name', name, known)}; emu show lists all")
@@ -128,7 +147,7 @@ def _figures(catalog: Catalog, entry: Entry) -> str:
     also = f" (also {', '.join(entry.aliases)})" if entry.aliases else ""
     title = f"{entry.kind}: {entry.name}{also}" + (f": {entry.note}" if entry.note else "")
     table = grid(title, ["figure", "value", "source"], rows, notes=True)
-    return render(table, width=130) + _sources(catalog, [entry])
+    return render(table, width=show_models.fitting(130)) + _sources(catalog, [entry])
 
 
 def _sources(catalog: Catalog, listed: Sequence[Entry]) -> str:

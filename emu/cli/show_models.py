@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,18 @@ def known() -> list[str]:
     return names()
 
 
+def fitting(width: int) -> int:
+    """Return a table's width: that of a terminal, or whatever it takes where a program or a file reads on."""
+    return width if sys.stdout.isatty() else 100_000
+
+
+def is_model(name: str) -> bool:
+    """Tell whether the catalogue has a model of that name or alias."""
+    from emu.nn.catalogue import aliases
+
+    return name in known() or name in aliases()
+
+
 def model_list() -> tuple[dict[str, Any], str]:
     """Return all models, as an object and as text."""
     from emu.nn.catalogue import find, source
@@ -29,8 +42,9 @@ def model_list() -> tuple[dict[str, Any], str]:
     rows = [[shape.name, shape.family, _count(found[shape.name]["parameters"]), _about(shape)] for shape in shapes]
     table = grid(None, ["models", "family", "parameters", "sizes"], rows, notes=True)
     keys = dict.fromkeys(shape.source for shape in shapes)
-    sources = "".join(f"  {key}: {source(key)}\n" for key in keys)
-    return {"models": found}, f"{render(table, width=150)}sources\n{sources}"
+    sources = "".join(f"  {key}: {source(key)}\n" for key in keys if key)
+    named = f"sources\n{sources}" if sources else ""
+    return {"models": found}, f"{render(table, width=fitting(150))}{named}"
 
 
 def model(name: str) -> tuple[dict[str, Any], str]:
@@ -65,7 +79,7 @@ def model(name: str) -> tuple[dict[str, Any], str]:
     ]
     title = f"model: {shape.name}: {shape.family}, {_count(found['parameters'])} parameters; {_sizes(shape.sizes)}"
     titles = ["layer, one example in float32", "parameters", "forward GFLOP", "backward GFLOP", "kept"]
-    told = render(grid(title, titles, rows), width=150)
+    told = render(grid(title, titles, rows), width=fitting(150))
     note = f"  {shape.note}\n" if shape.note else ""
     return {"models": {shape.name: found}}, f"{told}{note}  source: {source(shape.source)}\n"
 

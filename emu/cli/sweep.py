@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from emu.cli.decisions import PLAN_AXES, fit, planned_anew
-from emu.cli.options import cluster_options, folder_for
+from emu.cli.options import cluster_options, folder_for, profile_option
 from emu.cli.provenance import provenance
 from emu.cli.replay import cluster_of, time_trace
 from emu.errors import ConfigError
@@ -28,7 +28,7 @@ _NUMBER = r"[+-]?[0-9.][0-9._eE+-]*"
 @click.argument("trace", type=click.Path())
 @click.argument("axes", nargs=-1, required=True, metavar="KEY=VALUE,VALUE,...")
 @cluster_options
-@click.option("--profile", default="ideal", show_default=True, help="Overheads of a communication library.")
+@profile_option
 @click.option("--keep-decisions", is_flag=True, help="Keep what the program decided by looking at its cluster.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--plot", metavar="FILE", help="Draw the sweep: .png, .svg or .pdf.")

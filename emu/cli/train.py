@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from emu.cli.dry import MOST_RANKS, record, speed, timed
-from emu.cli.options import cluster_options, drop_if_empty, folder_for, make_cluster, ranks_options
+from emu.cli.options import cluster_options, drop_if_empty, folder_for, make_cluster, profile_option, ranks_options
 from emu.cli.plan_options import plan_options, read_plan, with_algorithm
 from emu.cli.provenance import provenance
 from emu.cli.wall_options import read_pace, wall_options
@@ -49,7 +49,7 @@ class Options:
 @click.option("--dry", is_flag=True, help="Run without bytes, for the time: -n ranks, or all GPUs of the cluster.")
 @cluster_options
 @plan_options
-@click.option("--profile", default="ideal", show_default=True, help="Overheads of a communication library.")
+@profile_option
 @click.option("--device", default="numpy", show_default=True, metavar="numpy|cupy", help="Where buffers really live.")
 @wall_options
 @click.option("--what-if/--no-what-if", default=True, help="Time the same run on other links.")

@@ -49,8 +49,20 @@ def verify(
     all_to_all(comm, x, out)                                               out: a chunk from everyone
     barrier(comm)
 
-    comm has rank, size, isend, irecv, waitall, sendrecv, reduce, copy, empty_like, and mpi4py's upper-case names.
-    Parameters root and op may be left out.
+    \b
+    What comm has:
+    rank, size                                  my number, and how many we are
+    isend(x, to), irecv(x, source)              start a message; both return a request
+    waitall([request, ...])                     wait for them
+    send(x, to), recv(x, source)                the same, and wait
+    sendrecv(x, to, into, source)               send x, receive into `into`, wait for both
+    reduce(op, into, received)                  into = op(into, received); op: sum, prod, max, min
+    scale(x, factor)                            multiply x
+    copy(into, x)                               copy x to `into`
+    empty_like(x), empty(size, dtype)           room for more
+    Send, Recv, Isend, Irecv, Sendrecv, ...     as in mpi4py
+
+    Buffers are one-dimensional; x[a:b] is a view. Parameters root and op may be left out.
     """
     counts = read_numbers("--ranks", ranks, 1)
     request = {

@@ -13,7 +13,7 @@ from typing import Any
 
 from emu.catalog import Catalog, builtin, read
 from emu.catalog.loader import merge
-from emu.catalog.schema import KINDS, Table, check_table, unknown
+from emu.catalog.schema import KINDS, WORDS, Table, check_table, unknown
 from emu.cluster.build import build
 from emu.cluster.cluster import Cluster, too_many
 from emu.cluster.faults import KINDS as FAULT_KINDS
@@ -58,6 +58,9 @@ def link_cluster(text: str, gpus: int | None = None, settings: Mapping[str, str]
     given: dict[str, str] = {}
     for part in text.split(","):
         key, equals, value = (piece.strip() for piece in part.partition("="))
+        if equals and "=" in value:
+            raise ConfigError(f"{where}: parts are separated by commas, got {part.strip()!r}; write "
+                              "'latency=5 us, bandwidth=12 Gb/s'")  # fmt: skip
         if not equals or not value:
             raise ConfigError(f"{where}: must be such as 'latency=5 us, bandwidth=12 Gb/s', got {part.strip()!r}")
         if key not in _LINK_KEYS:
@@ -225,14 +228,22 @@ def _read_settings(
     return catalog, overrides, faults
 
 
+def known_settings() -> list[str]:
+    """Return every setting of a cluster: short ones, faults, and PART.KEY."""
+    written = (f"{part}.{key}" for part, keys in _parts().items() for key in keys if key not in WORDS)
+    return [*_SHORT, *FAULT_KINDS, *written]
+
+
+def _parts() -> dict[str, Mapping[str, Any]]:
+    tables = {part: KINDS["nodes"][part] for part in ("pcie", "scaleup", "nic")}
+    return {**_PARTS, **{k: t.keys for k, t in tables.items() if isinstance(t, Table)}}
+
+
 def _parse(path: tuple[str, ...], value: Any, written: str) -> Any:
     """Read a setting such as nic.bandwidth by the schema of the part it names."""
-    where = f"setting {written}"
-    tables = {part: KINDS["nodes"][part] for part in ("pcie", "scaleup", "nic")}
-    parts: dict[str, Mapping[str, Any]] = {**_PARTS, **{k: t.keys for k, t in tables.items() if isinstance(t, Table)}}
+    where, parts = f"setting {written}", _parts()
     if path[0] not in parts:
-        known = [*_SHORT, *FAULT_KINDS, *(f"{part}.{key}" for part, keys in parts.items() for key in keys)]
-        raise ConfigError(f"setting: {unknown('setting', written, known)}")
+        raise ConfigError(f"setting: {unknown('setting', written, known_settings(), 'emu show settings')}")
     keys = parts[path[0]]
     if len(path) != 2 or path[1] not in keys:
         raise ConfigError(f"{where}: {unknown('key', '.'.join(path[1:]), keys)}")

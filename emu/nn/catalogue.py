@@ -98,15 +98,19 @@ def source(key: str) -> str:
     return f"{entry['title']} ({entry['where']})" if entry else key
 
 
+def aliases() -> dict[str, str]:
+    """Return the other names of models, and the model that each stands for."""
+    return {alias: key for key, raw in _tables()["models"].items() for alias in raw.get("aliases", ())}
+
+
 def find(name: str) -> Shape:
     """Return a model by its name or alias, or from a user's .toml or .csv file. Raise ConfigError otherwise."""
     if name.endswith((".toml", ".csv")):
         return _from_file(name)
     models = _tables()["models"]
-    aliases = {alias: key for key, raw in models.items() for alias in raw.get("aliases", ())}
-    key = name if name in models else aliases.get(name)
+    key = name if name in models else aliases().get(name)
     if key is None:
-        raise ConfigError(f"model: {unknown('model', name, [*models, *aliases])}, or the path of a .toml or .csv")
+        raise ConfigError(f"model: {unknown('model', name, [*models, *aliases()])}, or the path of a .toml or .csv")
     return _shape(key, models[key], f"catalogue [models.{key}]")
 
 

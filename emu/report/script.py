@@ -10,7 +10,7 @@ import numpy as np
 from emu.timeline import Timeline
 from emu.timeline.table import text_table
 from emu.trace import Op, Trace
-from emu.units import format_bytes, format_time
+from emu.units import counted, format_bytes, format_time
 
 SHOWN = 16  # ranks with a line of their own
 
@@ -76,7 +76,7 @@ def text(found: dict[str, Any], timeline: Timeline) -> str:
     ranks = found["ranks"]
     lines = [
         f"{found['script']} on {ranks} rank{'s' * (ranks > 1)} of {found['cluster']['name']}: "
-        f"{format_time(found['time_s'])} of emulated time, {found['messages']} messages, "
+        f"{format_time(found['time_s'])} of emulated time, {counted(found['messages'], 'message')}, "
         f"{format_bytes(sum(found['bytes_sent_per_rank']))} sent",
         "computation: " + (
             f"{found['computation']} (processor time between MPI calls: not repeatable)" if not found["repeatable"]

@@ -8,7 +8,7 @@ from typing import Any
 from emu.parallel.training import Outcome, Plan
 from emu.report.tables import grid, render, step_table
 from emu.timeline import Timeline
-from emu.units import format_bytes, format_time
+from emu.units import counted, format_bytes, format_time
 
 # relative difference up to which training is the same
 SAME_LOSS = {"float64": 1e-9, "float32": 1e-4, "tf32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
@@ -88,10 +88,10 @@ def _what(found: Mapping[str, Any]) -> str:
     cluster = found["cluster"]
     return (
         f"{found['model']}: {found['parameters']:,} parameters in {found['dtype']}, "
-        f"batch {found['batch']} over {found['ranks']} ranks, {found['steps']} steps\n"
+        f"batch {found['batch']} over {found['ranks']} ranks, {counted(found['steps'], 'step')}\n"
         f"cluster {cluster['name']}: {cluster['gpu']}, {cluster['link']}; profile {cluster['profile']}\n"
         f"strategy {found['strategy']}, {found['algorithm'].replace('_', ' ')} {_collectives(found)}, "
-        f"{len(found['buckets'])} gradient buckets ({buckets}){_grid(found)}"
+        f"{counted(len(found['buckets']), 'gradient bucket')} ({buckets}){_grid(found)}"
         + "".join(f"\n{note}" for note in found["notes"])
     )
 
@@ -105,8 +105,9 @@ def _grid(found: Mapping[str, Any]) -> str:
     if grid["pp"] == grid["tp"] == found["micro_batches"] == 1:
         return ""
     return (
-        f"\ngrid: {grid['dp']} replicas × {grid['pp']} pipeline stages × {grid['tp']} tensor-parallel parts, "
-        f"{found['micro_batches']} micro-batches"
+        f"\ngrid: {counted(grid['dp'], 'replica')} × {counted(grid['pp'], 'pipeline stage')} × "
+        f"{counted(grid['tp'], 'tensor-parallel part')}, "
+        f"{counted(found['micro_batches'], 'micro-batch')}"
     )
 
 
@@ -114,7 +115,7 @@ def _result(found: Mapping[str, Any]) -> str:
     if found["loss"] is None:
         return "\n".join(["dry run: no bytes, no loss", *_speed(found), *_memory(found["memory"])])
     accuracy = _accuracy(found["accuracy"]) or ", accuracy not judged: no rank has the whole model"
-    lines = [f"loss {found['loss']:.6f} after {found['steps']} steps{accuracy}"]
+    lines = [f"loss {found['loss']:.6f} after {counted(found['steps'], 'step')}{accuracy}"]
     if found["loss_one_rank"] is not None:
         off, limit = found["loss_relative_difference"], SAME_LOSS[found["dtype"]]
         verdict = "the same training" if off <= limit else f"NOT the same training (limit {limit:g})"
