@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from engine_kit import Link, PathCluster, Route, elapsed, recv, send, trace, wait
+from engine_kit import Link, PathCluster, Route, elapsed, recv, rows, send, star, trace, wait
 from reference import finish_times
 
 from emu.engine.resolve import resolve
@@ -84,3 +84,19 @@ def test_flows_that_almost_tie_end_when_the_slow_reference_says(case, block):
         got = engine_times(rates, paths, caps, starts, sizes, after)
         want = finish_times(paths, caps, rates, starts, sizes, after)
         assert got == pytest.approx(want, rel=2e-12), f"seed {seed}"
+
+
+@pytest.mark.parametrize("perturbation", TIES[1:])
+@pytest.mark.parametrize("p", [12, 24])
+def test_exchanges_with_perturbed_sizes_end_when_the_plain_ones_do(p, perturbation):
+    rank = [entry for r in range(3) for q in range(1, p) for entry in (recv(q, 10**6, r), send(q, 10**6, r))]
+    log = rows(*rank, wait(len(rank)))
+    logs = []
+    for r in range(p):
+        mine = log.copy()
+        mine["a"][:-1] = (r + mine["a"][:-1]) % p
+        logs.append(mine)
+    want = resolve(trace(*logs), star(p), profile="mpi").end_s
+    for seed in range(4):
+        got = resolve(trace(*logs), star(p), profile="mpi", perturbation=perturbation, seed=seed).end_s
+        assert got == pytest.approx(want, rel=1e-6)
