@@ -1,5 +1,6 @@
 """The referee alone, without processes: who may go on, at what time, and what moves the origin."""
 
+import json
 import pickle
 import struct
 
@@ -144,9 +145,34 @@ def test_the_governor_takes_what_is_needed_and_comes_down_again():
         dilation = governor.take(1e-3, 1e-4, dilation)  # 0.1 ms late on 1 ms: 10 are enough
     assert 10 <= dilation <= 20
     for _ in range(5 * WINDOW):
-        dilation = governor.take(1e-9, 1e-3, dilation)
+        dilation = governor.take(1e-3, 1.0, dilation)
     assert dilation == MOST
+    for _ in range(30 * WINDOW):
+        dilation = governor.take(1e-3, 1e-4, dilation)
+    assert 10 <= dilation <= 25
     assert Governor().take(0.0, 1.0, 7.0) == 7.0
+
+
+def test_the_governor_finds_its_dilation_within_a_few_messages():
+    governor, dilation = Governor(), 1.0
+    for _ in range(20):
+        dilation = governor.take(1e-3, 5e-3, dilation)  # 500 are enough
+    assert 500 <= dilation <= 1000
+
+
+def test_the_governor_is_not_moved_by_messages_of_next_to_no_time():
+    governor, dilation = Governor(), 1.0
+    for _ in range(5 * WINDOW):
+        dilation = governor.take(1e-3, 1e-4, dilation)
+        dilation = governor.take(1e-9, 1e-4, dilation)
+    assert 10 <= dilation <= 50
+
+
+def test_the_governor_gives_work_a_twentieth_of_its_time():
+    governor, dilation = Governor(), 1.0
+    for _ in range(3 * WINDOW):
+        dilation = governor.stand(1e-3, 5e-3, dilation)  # 100 are enough
+    assert 100 <= dilation <= 250
 
 
 def test_lateness_counts_what_is_late_by_its_own_time():
@@ -154,8 +180,37 @@ def test_lateness_counts_what_is_late_by_its_own_time():
     told = summarise(found, 10.0, 0.0, 60.0)
     assert (told.messages, told.late, told.early, told.kept_up) == (100, 1, 0, True)
     assert told.worst_pct == pytest.approx(50)
+    assert told.enough == 10
     assert not summarise(found, 10.0, 30.0, 60.0).kept_up
     assert "COULD NOT KEEP UP" in summarise([[(1e-3, 1.0, 10.0)]], 10.0, 0.0, 60.0).text()
+
+
+def test_a_message_of_next_to_no_time_is_judged_by_the_mean_message():
+    told = summarise([[(1e-3, 1e-4, 100.0)] * 50 + [(1e-9, 1e-4, 100.0)] * 50], 100.0, 0.0, 60.0)
+    assert (told.late, told.late_of_own, told.kept_up) == (0, 50, True)
+    assert told.enough == 20  # 0.1 ms is a hundredth of 20 times the mean, 0.5 ms
+    assert "50 late by their own time alone" in told.text()
+
+
+@pytest.mark.parametrize("stood_still_s", [0.0, 0.5, 3.0, 6.0, 50.0])
+@pytest.mark.parametrize("late_s", [0.0, 2e-5, 1e-4, 1.1e-4, 1e-3])
+def test_a_run_keeps_up_exactly_where_its_dilation_is_enough(stood_still_s, late_s):
+    told = summarise([[(1e-3, 0.0, 10.0)] * 60 + [(1e-3, late_s, 10.0)] * 3], 10.0, stood_still_s, 60.0)
+    assert told.kept_up == (told.enough <= 10)
+
+
+def test_a_host_that_would_need_more_than_the_most_is_told_that_it_cannot():
+    told = summarise([[(1e-6, 1e-3, 5000.0)] * 100], 5000.0, 0.0, 60.0)
+    assert "enough: more than 5,000: this host, as busy as it is, cannot" in told.text()
+    assert told.json()["enough"] is None and not told.json()["kept_up"]
+    json.dumps(told.json(), allow_nan=False)
+
+
+def test_a_short_run_asks_to_be_repeated_with_the_dilation_it_has_found():
+    found = [[(1e-3, 1e-4, 20.0)] * 10]
+    assert "repeat it with this dilation" in summarise(found, 20.0, 0.0, 60.0, auto=True).text()
+    assert "repeat" not in summarise(found, 20.0, 0.0, 60.0).text()
+    assert "since the dilation was settled" in summarise(found, 30.0, 0.0, 60.0, auto=True).text()
 
 
 @pytest.mark.parametrize("text", ["0", "-3", "nan", "fast"])

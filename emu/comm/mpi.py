@@ -532,22 +532,24 @@ class MpiWorld:
 
     def gather(self, value: Any) -> list[Any] | None:
         """Bring a value of every rank to rank 0, without burning a core while others still work."""
-        self.watch.begin((None, "its end, or a synchronization of all", None))
+        self.watch.begin((None, "its end, or a synchronization of all", None), patient=self.rank != 0)
+        values = None
         if self.rank != 0:
             self._comm.isend(value, 0, tag=1).wait()
-            return None
-        return [value] + [self._quiet_recv(source, 1) for source in range(1, self.size)]
+        else:
+            values = [value] + [self._quiet_recv(source, 1) for source in range(1, self.size)]
+        self.watch.end()
+        return values
 
     def tell(self, value: Any) -> Any:
-        """Bring rank 0's value to every rank; who waits sleeps."""
-        self.watch.begin((None, "its end, or a synchronization of all", None))
+        """Bring rank 0's value to every rank; who waits sleeps, for as long as rank 0 works."""
+        self.watch.begin((None, "its end, or a synchronization of all", None), patient=self.rank != 0)
         if self.rank != 0:
             value = self._quiet_recv(0, 2)
-            self.watch.waiting = None
-            return value
-        data = pickle.dumps(value)
-        MPI.Request.waitall([self._comm.isend(data, rank, tag=2) for rank in range(1, self.size)])
-        self.watch.waiting = None
+        else:
+            data = pickle.dumps(value)
+            MPI.Request.waitall([self._comm.isend(data, rank, tag=2) for rank in range(1, self.size)])
+        self.watch.end()
         return value
 
     def abort(self, status: int) -> None:

@@ -1,7 +1,8 @@
 """A deadline for every wait: a thread that looks now and then whether the rank still gets on.
 
 The wire only counts its waits and says what it waits for; that costs no system call. When the count has stood
-still for too long, the watch tells it once at a tenth of the deadline, and ends the job at the deadline.
+still for too long, the watch tells it once at a tenth of the deadline, and ends the job at the deadline. Who waits for
+rank 0 alone is patient: rank 0 has a watch of its own, and may work for as long as it likes.
 """
 
 from __future__ import annotations
@@ -20,16 +21,21 @@ class Watch:
     def __init__(self, deadline_s: float = DEADLINE_S) -> None:
         self.count = 0
         self.waiting: Any = None
+        self.patient = False  # the wait that goes on has no deadline
         self.holds = False  # receives from any source wait for an engine to choose their message
         self.beside: Any = None  # what runs beside the program, while something does
         self.deadline_s = deadline_s
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
 
-    def begin(self, waiting: Any) -> None:
+    def begin(self, waiting: Any, patient: bool = False) -> None:
         """Note that a wait begins, and for what."""
         self.count += 1
-        self.waiting = waiting
+        self.waiting, self.patient = waiting, patient
+
+    def end(self) -> None:
+        """Note that the wait is over."""
+        self.waiting, self.patient = None, False
 
     def start(
         self, warn: Callable[[float], None], expire: Callable[[float], None], look: Callable[[float], None]
@@ -58,6 +64,8 @@ class Watch:
                 continue
             waited = now - since
             look(waited)
+            if self.patient:
+                continue
             if waited >= self.deadline_s:
                 expire(waited)
                 return

@@ -2,35 +2,52 @@
 
 from __future__ import annotations
 
-from emu.wall.lateness import ENOUGH
+from emu.wall.lateness import ENOUGH, MOST, STILL
 
 FIRST_DILATION = 1.0
-MOST = 5000.0
 WINDOW = 100  # messages that are judged together
-MOST_GROWTH = 16.0  # of the dilation after one window
+MOST_GROWTH = 4.0  # of the dilation at once: what delays a program's beginning is soon over
 ABOVE = 1.25  # how far above what was needed the dilation goes
 SLACK = 0.4  # the dilation comes down when this part of it would have been enough
 
 
 class Governor:
-    """Judges every hundred messages: one in a hundred may be late by more than a hundredth of its own time."""
+    """Judges messages by the hundred: one may be late, as `lateness` defines it.
+
+    The second late one of a hundred raises the dilation at once, so that short programs find theirs too.
+    """
 
     def __init__(self) -> None:
         self._needed: list[float] = []
-        self._low = 0.0  # the highest dilation that was too little
+        self._low = 0.0  # a dilation that was too little; forgotten by halves
+        self._count = 0
+        self._total_s = 0.0
 
     def take(self, own_s: float, late_s: float, dilation: float) -> float:
         """Take note of one message's own time and its lateness on the host; return the dilation from now on."""
         if own_s <= 0:  # what takes no emulated time has no dilation that would make it fit
             return dilation
-        self._needed.append(late_s / (ENOUGH * own_s))
+        self._count += 1
+        self._total_s += own_s
+        return self._judge(late_s / (ENOUGH * max(own_s, self._total_s / self._count)), dilation)
+
+    def stand(self, own_s: float, late_s: float, dilation: float) -> float:
+        """Take note of work that took `late_s` of the host's longer than the `own_s` it had; return as `take`."""
+        mean_s = self._total_s / self._count if self._count else 0.0
+        given_s = max(own_s, mean_s)
+        return self._judge(late_s / (STILL * given_s), dilation) if given_s > 0 else dilation
+
+    def _judge(self, needed: float, dilation: float) -> float:
+        self._needed.append(needed)
+        most = sorted(self._needed)[-2:]
+        if len(most) == 2 and most[0] > dilation:
+            self._needed.clear()
+            self._low = max(self._low, dilation)
+            return min(MOST, max(1.3 * dilation, min(ABOVE * most[0], MOST_GROWTH * dilation)))
         if len(self._needed) < WINDOW:
             return dilation
-        needed = sorted(self._needed)[-2]
         self._needed.clear()
-        if needed > dilation:
-            self._low = max(self._low, dilation)
-            return min(MOST, max(1.3 * dilation, min(ABOVE * needed, MOST_GROWTH * dilation)))
-        if needed < SLACK * dilation:
-            return max(1.0, ABOVE * needed, self._low, dilation / 2)
-        return dilation
+        if most[0] >= SLACK * dilation:
+            return dilation
+        low, self._low = self._low, self._low / 2
+        return min(dilation, max(1.0, ABOVE * most[0], low, dilation / 2))

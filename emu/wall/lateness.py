@@ -1,4 +1,13 @@
-"""How late messages were, how long emulated time stood still, and which dilation would have kept up."""
+"""How late messages were, how long emulated time stood still, and which dilation would have kept up.
+
+A message is late when it comes later than a hundredth of its own time, or of the run's mean message time where that
+is longer. All messages in time together are then late by less than a fiftieth of all messages' time, and a message
+of no bytes, which takes a nanosecond of emulated time, needs no host that is exact to picoseconds. How many were
+late by their own time alone, however short it is, is told beside that.
+
+What a host delays a message by, in its own seconds, does not grow with the dilation. So one that came `d` late at
+dilation N is in time at every dilation of at least `d / (a hundredth of that time)`.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +18,12 @@ from typing import Any
 
 import numpy as np
 
+from emu.units import format_time
+
 STILL = 0.05  # part of a run that emulated time may stand still before the run counts as one that did not keep up
-ENOUGH = 0.01  # a message is late when it is late by more than this part of its own time
+ENOUGH = 0.01  # of the messages that may be late, and of a message's time that it may be late by
+FEW = 100  # messages; fewer can't show that one in a hundred is late
+MOST = 5000.0  # a host that needs a higher dilation can't run the program live
 
 
 class Lateness:
@@ -28,9 +41,11 @@ class Lateness:
 class Told:
     """What a run tells of its lateness. `*_wall_s` are seconds of the host's clock.
 
-    Lateness is relative to a message's own time. `stood_still_wall_s` is how long all waited for a rank whose host
-    had more to do than the emulated GPU. `enough` is the dilation at which, with the same host, one message in a
-    hundred would have been late, and that work would have had its time.
+    `late` and `*_pct` are relative to a message's own time or to `mean_s`, the run's mean message time, whichever is
+    longer; `late_of_own` counts those late by their own time alone. `stood_still_wall_s` is how long all waited for
+    a rank whose host had more to do than the emulated GPU. `enough` is the smallest dilation at which, with the same
+    delays, no more than one message in a hundred would have been late, and that work would have had its time;
+    infinite if that is more than 5,000. Messages from before an automatic dilation was settled are not counted.
     """
 
     dilation: float
@@ -45,6 +60,9 @@ class Told:
     run_wall_s: float
     enough: float
     clocks_off_wall_s: float = 0.0  # between hosts: error of the offset, and drift
+    mean_s: float = 0.0
+    late_of_own: int = 0
+    auto: bool = False  # the dilation was found by the run
 
     @property
     def kept_up(self) -> bool:
@@ -53,7 +71,8 @@ class Told:
 
     def json(self) -> dict[str, Any]:
         """Return all of it as plain values."""
-        return asdict(self) | {"kept_up": self.kept_up}
+        enough = self.enough if math.isfinite(self.enough) else None
+        return asdict(self) | {"enough": enough, "kept_up": self.kept_up}
 
     def beside(self, report: str) -> str:
         """Return a run's report with this told: first, if the host could not keep up, else last."""
@@ -64,33 +83,50 @@ class Told:
         stood = f"emulated time stood still for {self.stood_still_wall_s:.3g} s of {self.run_wall_s:.3g} s"
         if self.clocks_off_wall_s:
             stood += f"; the hosts' clocks agree within {1e3 * self.clocks_off_wall_s:.2g} ms"
+        if self.auto and self.kept_up and self.messages < FEW:
+            stood += f"; a short run, repeat it with this dilation to be sure of it: {self.dilation:g}"
         if not self.messages:
-            return f"wall clock, dilation {self.dilation:g}: no messages; {stood}"
+            line = f"no messages{' since the dilation was settled' if self.auto else ''}; {stood}"
+            return self._led(line)
         line = (
-            f"{self.late} of {self.messages} messages late by more than {ENOUGH:.0%} of their own time "
-            f"(median {self.median_pct:.2g} %, worst {self.worst_pct:.3g} % or {1e3 * self.worst_wall_s:.3g} ms), "
-            f"none early; {stood}"
+            f"{self.late} of {self.messages} messages late by more than {ENOUGH:.0%} of their time, or of the mean "
+            f"message's {format_time(self.mean_s)} where that is longer (median {self.median_pct:.2g} %, worst "
+            f"{self.worst_pct:.3g} % or {1e3 * self.worst_wall_s:.3g} ms), none early; {stood}"
         )
+        if self.late_of_own > self.late:
+            line += f"; {self.late_of_own} late by their own time alone, however short"
         if self.early:
             line = line.replace("none early", f"{self.early} EARLY")
+        return self._led(line)
+
+    def _led(self, line: str) -> str:
         if self.kept_up:
             return f"wall clock, dilation {self.dilation:g}: {line}"
-        return f"THE HOST COULD NOT KEEP UP at dilation {self.dilation:g} (enough: {self.enough:,.0f}): {line}"
+        return f"THE HOST COULD NOT KEEP UP at dilation {self.dilation:g} ({self._enough_told()}): {line}"
+
+    def _enough_told(self) -> str:
+        if math.isfinite(self.enough):
+            return f"enough: {self.enough:,.0f}"
+        return f"enough: more than {MOST:,.0f}: this host, as busy as it is, cannot run it live"
 
 
 def summarise(
     found: Sequence[Sequence[tuple[float, float, float]]], dilation: float, stood_still_s: float, run_s: float,
-    clocks_off_s: float = 0.0,
+    clocks_off_s: float = 0.0, auto: bool = False,
 ) -> Told:  # fmt: skip
-    """Join what all ranks found; messages from before the dilation was settled do not count."""
+    """Join what all ranks found; messages from before the dilation was settled count for the mean time alone."""
     pairs = np.array([message for rank in found for message in rank], dtype=float).reshape(-1, 3)
-    pairs = pairs[(pairs[:, 0] > 0) & (pairs[:, 2] == dilation)]
+    pairs = pairs[pairs[:, 0] > 0]
+    mean_s = float(pairs[:, 0].mean()) if len(pairs) else 0.0
+    pairs = pairs[pairs[:, 2] == dilation]
+    behind = _behind(dilation, stood_still_s, run_s)
     if not len(pairs):
-        return Told(dilation, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, stood_still_s, run_s, dilation, clocks_off_s)
+        numbers = (0, 0, 0, 0.0, 0.0, 0.0, 0.0, stood_still_s, run_s, _smallest(behind), clocks_off_s, mean_s)
+        return Told(dilation, *numbers, auto=auto)
     own_s, late_s, _ = pairs.T
-    part = late_s / (dilation * own_s)
-    needed = late_s / (ENOUGH * own_s)
-    behind = dilation * run_s / max(run_s - stood_still_s, 1e-9)
+    allowed_s = np.maximum(own_s, mean_s)
+    part = late_s / (dilation * allowed_s)
+    needed = np.sort(late_s / (ENOUGH * allowed_s))[::-1]
     return Told(
         dilation=dilation,
         messages=len(pairs),
@@ -102,9 +138,28 @@ def summarise(
         worst_wall_s=float(late_s.max()),
         stood_still_wall_s=stood_still_s,
         run_wall_s=run_s,
-        enough=_round_up(max(1.0, float(np.quantile(needed, 0.99)), behind if stood_still_s else 1.0)),
+        enough=_smallest(float(needed[int(ENOUGH * len(needed))]), behind),
         clocks_off_wall_s=clocks_off_s,
+        mean_s=mean_s,
+        late_of_own=int((late_s > ENOUGH * dilation * own_s).sum()),
+        auto=auto,
     )
+
+
+def _behind(dilation: float, stood_still_s: float, run_s: float) -> float:
+    """Return the dilation at which time would stand still for no more than a twentieth of the run.
+
+    Delays stay as long as they are, while the run grows; work that takes emulated time fits sooner, at the latest
+    when the whole run would have had its time.
+    """
+    emulated_s = max(run_s - stood_still_s, 1e-9) / dilation
+    return min((1 / STILL - 1) * stood_still_s, (1 - STILL) * run_s) / emulated_s
+
+
+def _smallest(*needed: float) -> float:
+    """Return the dilation that is enough for all, infinite if no host may be so slow."""
+    enough = _round_up(max(needed))
+    return enough if enough <= MOST else math.inf
 
 
 def _round_up(value: float) -> float:

@@ -104,7 +104,8 @@ class Referee:
         if said.kind == F.FAILED:
             self.fail(pickle.loads(said.payload))
         elif said.kind == F.LATE:
-            self._govern(said.number / F.OWN_UNIT, said.stamp)
+            if self.governor is not None:
+                self._pace(self.governor.take(said.number / F.OWN_UNIT, said.stamp, self.dilation))
         else:
             lane.queue.append(said)
 
@@ -260,15 +261,13 @@ class Referee:
             self.origin_s = began
             if time_s > 0 or self.model.now_s > 0:  # before, time has not begun
                 self.stood_still_s += late_s
-                self._govern(time_s - lane.stamped_s, late_s)
+                if self.governor is not None:
+                    self._pace(self.governor.stand(time_s - lane.stamped_s, late_s, self.dilation))
         lane.stamped_s = time_s
 
-    def _govern(self, own_s: float, late_s: float) -> None:
-        """Take note of how late something was that takes `own_s`; change the dilation if that is called for."""
-        if self.governor is None or self.origin_s is None:
-            return
-        wanted = self.governor.take(own_s, late_s, self.dilation)
-        if wanted != self.dilation:
+    def _pace(self, wanted: float) -> None:
+        """Change the dilation if another is wanted."""
+        if self.origin_s is not None and wanted != self.dilation:
             latest_s = max(self._time_s(lane) for lane in self.lanes.values())
             self.origin_s += (self.dilation - wanted) * latest_s  # what was promised so far stays
             self.dilation = wanted

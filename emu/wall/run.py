@@ -89,8 +89,8 @@ class Wall:
         self.seat.leave()
         if self.process is not None:
             self.process.wait(10)
-        return summarise([f for f, _ in found], dilation, stood_still_s, took, max(off for _, off in found))
-
+        off_s = max(off for _, off in found)
+        return summarise([f for f, _ in found], dilation, stood_still_s, took, off_s, self.pace.auto)
 
     def ended(self) -> dict[int, list[tuple[int, float]]]:
         """Return, by stream, when each of this rank's operations really ended, as emulated time by the host's clock."""

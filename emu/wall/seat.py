@@ -22,6 +22,8 @@ from emu.wall.traffic import Traffic
 
 FIRST_PAUSE_S = 50e-6  # between two looks whether MPI has moved the bytes ...
 LAST_PAUSE_S = 5e-3  # ... growing up to this, so that idle ranks leave the cores to others
+_REFEREE = (None, "word of the wall clock's referee", None)  # what a rank waits for, as its watch tells it
+_BYTES = (None, "the bytes of its messages", None)
 
 
 class Seat:
@@ -92,12 +94,11 @@ class Seat:
         """Wait for the owed answer, and look after the process's messages meanwhile."""
         pause = FIRST_PAUSE_S
         watch = self.watch
-        watch.count += 1
-        watch.waiting = self
+        watch.begin(_REFEREE, patient=True)  # it knows itself who waits for whom, and an emulated second may be long
         while not self._told:
             self._read(None if self.traffic.work() else pause)
             pause = min(1.5 * pause, LAST_PAUSE_S)
-        watch.waiting = None
+        watch.end()
         told = self._told.pop(0)
         self.owed = False
         self.time_s, self.stood_still_s = told.time_s, told.stood_still_s
@@ -115,12 +116,12 @@ class Seat:
     def wait_until_moved(self, moved: Callable[[], bool], by: float) -> None:
         """Wait for bytes that MPI has not moved yet, looking more often when the moment `by` is near or past."""
         pause = FIRST_PAUSE_S
-        self.watch.waiting = self
+        self.watch.begin(_BYTES)
         while not moved():
             self.traffic.work()
             self._read(min(pause, max(FIRST_PAUSE_S, (by - now()) / 2)))
             pause = min(1.5 * pause, LAST_PAUSE_S / 5)
-        self.watch.waiting = None
+        self.watch.end()
 
     def sleep_until(self, moment: float) -> None:
         """Sleep until a moment, and look after the process's messages meanwhile."""
