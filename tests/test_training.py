@@ -134,7 +134,7 @@ def test_the_default_model_has_at_least_three_buckets(monkeypatch):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"model": "resnet"}, "model: one of mlp, cnn, gpt is expected, got 'resnet'"),
+        ({"model": "resnet"}, "model: one of mlp, cnn, gpt, or with --dry"),
         ({"strategy": "zero9"}, "strategy: one of"),
         ({"algorithm": "rings"}, "one of naive, parameter_server"),
         ({"server": "none"}, "server: shared or dedicated is expected"),

@@ -87,14 +87,17 @@ def find_task(name: str, dry: bool = False) -> Task:
     """Return a task by its name; models of the catalogue and of a user's file have no data, so they run dry."""
     if name in TASKS:
         return TASKS[name]
-    if not name.endswith((".toml", ".csv")) and name not in _catalogue():
+    try:
+        task = _of_shape(catalogue.find(name))
+    except ConfigError:
+        if name.endswith((".toml", ".csv")):
+            raise
         near = get_close_matches(name, [*TASKS, *sorted(_catalogue())], 3)
-        meant = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+        meant = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
         raise ConfigError(
             f"model: one of {', '.join(TASKS)}, or with --dry one of `emu show models` or a .toml or .csv file, is "
-            f"expected, got {name!r}; {meant}".rstrip("; ")
-        )
-    task = _of_shape(catalogue.find(name))
+            f"expected, got {name!r}{meant}"
+        ) from None
     if not dry:
         raise ConfigError(
             f"model: one of {', '.join(TASKS)} is expected, got {name!r}, which comes without data; add --dry"

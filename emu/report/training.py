@@ -143,7 +143,8 @@ def _speed(found: Mapping[str, Any]) -> list[str]:
         return []
     return [
         f"last step {format_time(speed['last_step_s'])}: {speed['flops_per_gpu_per_s'] / 1e12:.1f} TFLOP/s a GPU "
-        f"of the model's own FLOPs ({100 * speed['share_of_peak']:.0f} % of peak), {speed['examples_per_s']:,.1f} examples/s"
+        f"of the model's own FLOPs ({100 * speed['share_of_peak']:.0f} % of peak), "
+        f"{speed['examples_per_s']:,.1f} examples/s"
     ]
 
 
