@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -69,8 +70,7 @@ def run_here(plan: Plan, ranks: int) -> Ended:
     def program(rank: int) -> int:
         return plan.script.run(mains[rank])
 
-    module = _module(plan, lambda: sessions[world.current])
-    with surroundings(plan.script, module):
+    with _module(plan, lambda: sessions[world.current]) as module, surroundings(plan.script, module):
         world.on_switch = modules.switch
         statuses = world.run(program)
     trace = merge([(bytes(log.data), tables) for log in logs], plan.header(decisions, engine.marks))
@@ -97,7 +97,7 @@ def run_as_rank(plan: Plan, world: MpiWorld, watched: Callable[[Log], None]) -> 
         warm_up(plan, world.size)
     world.tell(None)  # the others sleep until then
     seat.start()
-    with surroundings(plan.script, _module(plan, lambda: session)):
+    with _module(plan, lambda: session) as module, surroundings(plan.script, module):
         sys.modules["__main__"] = main
         status = plan.script.run(main)
     seat.finish()
@@ -132,8 +132,11 @@ def _session(plan: Plan, core: Comm, answers: Answers, background: Background, d
     return session
 
 
-def _module(plan: Plan, session: Callable[[], Session]) -> Any:
+@contextmanager
+def _module(plan: Plan, session: Callable[[], Session]) -> Iterator[Any]:
     module = make(session)
-    if plan.speedup is not None:
-        observed(module, session)
-    return module
+    if plan.speedup is None:
+        yield module
+        return
+    with observed(module, session):
+        yield module

@@ -31,7 +31,7 @@ def run_live(
     session = _session(plan, core, WallAnswers(), Background(MpiTurns(world.watch)), decisions)
     watched(log)
     main = plan.script.main()
-    with surroundings(plan.script, _module(plan, lambda: session)):
+    with _module(plan, lambda: session) as module, surroundings(plan.script, module):
         sys.modules["__main__"] = main
         status = plan.script.run(main)
     lateness = wall.end()

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from emu.face import buffers, cart, comm, datatypes, group, intracomm, ops, requests, status
@@ -167,20 +168,30 @@ def _alone(found: Session) -> Any:
     return core
 
 
-def observed(module: types.ModuleType, session: Callable[[], Session]) -> None:
-    """Let the session know whenever the program enters MPI and leaves it, so that what is between can be measured."""
+@contextmanager
+def observed(module: types.ModuleType, session: Callable[[], Session]) -> Iterator[None]:
+    """Let the session know whenever the program enters MPI and leaves it, so that what is between can be measured.
+
+    The face's classes are as they were at the end: another program of this process may use them.
+    """
+    before: list[tuple[type, str, Any]] = []
     classes = [comm.Comm, intracomm.Intracomm, cart.Cartcomm, requests.Request, requests.Prequest, requests.Message]
     for each in classes:
         for name, method in list(vars(each).items()):
             if name.startswith("_") or not callable(method) and not isinstance(method, classmethod):
                 continue
+            before.append((each, name, method))
             setattr(each, name, _around(method, session))
     module.Wtime = _around(module.Wtime, session)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for each, name, method in before:
+            setattr(each, name, method)
 
 
 def _around(method: Any, session: Callable[[], Session]) -> Any:
     function = method.__func__ if isinstance(method, classmethod) else method
-    function = getattr(function, "__wrapped__", function)  # an earlier run's session is over
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
