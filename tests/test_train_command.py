@@ -58,7 +58,7 @@ def test_mpich_gives_the_same_bits_too(summaries):
 def test_the_summary_has_what_a_reader_needs(summaries):
     found = summaries("local", *SHORT)
     assert {"loss", "accuracy", "bytes_sent_per_gpu", "buckets", "cluster", "step", "links", "trace", "wall_s",
-            "versions", "command"} <= set(found)  # fmt: skip
+            "versions", "command", "seed", "loss_one_rank"} <= set(found)  # fmt: skip
     assert len(found["buckets"]) >= 3
     assert found["cluster"]["sha256"] and found["versions"]["numpy"] == np.__version__
     gradients = 4 * found["parameters"]

@@ -46,6 +46,7 @@ def summary(
         "dtype": plan.dtype,
         "batch": plan.batch,
         "steps": plan.steps,
+        "seed": plan.seed,
         "links": list(links),
     }
     if timeline is not None:
