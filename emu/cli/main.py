@@ -78,8 +78,8 @@ def main() -> None:
 def _fail(text: str, status: int) -> None:
     """Tell an error and end. Ranks that a launcher started all meet it: the lowest one's words end the job.
 
-    Open MPI's launcher ends the others as soon as one has failed; MPICH's does not before MPI is loaded, so there
-    only the first rank of each host tells it.
+    Open MPI's launcher ends the others as soon as one has failed, however long that takes it: who comes second on a
+    host waits for it. MPICH's does not before MPI is loaded, so there only the first rank of each host tells it.
     """
     sys.stdout.flush()
     rank = next((int(os.environ[name]) for name in _RANKS if os.environ.get(name, "").isdigit()), None)
@@ -87,10 +87,30 @@ def _fail(text: str, status: int) -> None:
     time.sleep(min(rank or 0, 4) * 0.5)
     if os.environ.get("MPI_LOCALRANKID", "0") != "0" and not live:
         sys.exit(status)
-    print(text, file=sys.stderr, flush=True)
+    if rank is not None and not _first_here():
+        time.sleep(_LAUNCHER_S)
+    else:
+        print(text, file=sys.stderr, flush=True)
     if live:
         sys.modules["mpi4py.MPI"].COMM_WORLD.Abort(status)
     sys.exit(status)
+
+
+def _first_here() -> bool:
+    """Whether this is the first rank on this host that has an error to tell; True where nobody can know.
+
+    The claim is a file in the launcher's own directory of the job, which the launcher removes.
+    """
+    folder, job = os.environ.get("PMIX_SERVER_TMPDIR"), os.environ.get("PMIX_NAMESPACE", "job")
+    if not folder:
+        return True
+    try:
+        os.close(os.open(os.path.join(folder, f"emu-error-{job}"), os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _share_cores() -> None:
@@ -106,6 +126,8 @@ def _share_cores() -> None:
         os.environ.setdefault(name, str(threads))
 
 
+# how long a launcher may take to end the other ranks of a job in which one has failed
+_LAUNCHER_S = 15.0
 # this process's number, by launcher; before MPI is loaded there is nobody else to ask
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 # how many ranks a launcher started on this host; PMI_SIZE counts all hosts', which errs on the safe side
