@@ -10,6 +10,7 @@ import importlib.util
 import os
 import sys
 import time
+import zlib
 
 import click
 
@@ -87,7 +88,7 @@ def _fail(text: str, status: int) -> None:
     time.sleep(min(rank or 0, 4) * 0.5)
     if os.environ.get("MPI_LOCALRANKID", "0") != "0" and not live:
         sys.exit(status)
-    if rank is not None and not _first_here():
+    if rank is not None and not _first_here(text):
         time.sleep(_LAUNCHER_S)
     else:
         print(text, file=sys.stderr, flush=True)
@@ -96,18 +97,20 @@ def _fail(text: str, status: int) -> None:
     sys.exit(status)
 
 
-def _first_here() -> bool:
-    """Whether this is the first rank on this host that has an error to tell; True where nobody can know.
+def _first_here(text: str) -> bool:
+    """Whether this is the first rank on this host to tell these words now; True where nobody can know.
 
-    The claim is a file in the launcher's own directory of the job, which the launcher removes.
+    The claim is a file in the launcher's own directory of the job, which the launcher removes. An old claim is that
+    of an earlier command of the same job.
     """
     folder, job = os.environ.get("PMIX_SERVER_TMPDIR"), os.environ.get("PMIX_NAMESPACE", "job")
     if not folder:
         return True
+    path = os.path.join(folder, f"emu-error-{job}-{zlib.crc32(text.encode())}")
     try:
-        os.close(os.open(os.path.join(folder, f"emu-error-{job}"), os.O_CREAT | os.O_EXCL))
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
     except FileExistsError:
-        return False
+        return time.time() - os.stat(path).st_mtime > _LAUNCHER_S
     except OSError:
         return True
     return True
