@@ -11,6 +11,8 @@ from emu.calibration.nccl_log import read_log
 from emu.cluster import load_cluster
 from emu.errors import ConfigError
 
+pytestmark = pytest.mark.alone
+
 HEAD = """# nThread 1 nGpus 4 minBytes 1024 maxBytes 134217728 step: 2(factor)
 #  Rank  0 Group  0 Pid 1 on host device  0 [0x07] GPU
 #  Rank  1 Group  0 Pid 1 on host device  1 [0x0f] GPU

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.alone
+
 PROGRAM = str(Path(__file__).with_name("wall_program.py"))
 LINK = "latency=10 us, bandwidth=10 Gb/s"
 SLACK_S = 3.0  # what a busy host may add

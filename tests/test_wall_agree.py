@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.alone
+
 PROGRAM = str(Path(__file__).with_name("wall_main.py"))
 
 

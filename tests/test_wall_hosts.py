@@ -8,6 +8,8 @@ import pytest
 
 from emu.wall.hosts import compare_clocks
 
+pytestmark = pytest.mark.alone
+
 pytest_plugins = ("hosts",)
 PROGRAM = str(Path(__file__).with_name("wall_program.py"))
 LINK = "latency=10 us, bandwidth=10 Gb/s"

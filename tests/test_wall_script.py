@@ -3,6 +3,10 @@
 import re
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.alone
+
 SCRIPT = str(Path(__file__).with_name("wall_script.py"))
 
 
