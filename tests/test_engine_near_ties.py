@@ -58,6 +58,24 @@ def rails(seed):
     return almost(rng, rates, tie), paths, almost(rng, caps, tie), starts, sizes, after
 
 
+def crossed_pairs(seed):
+    """Crowds from one port to one other, several at once, and flows from the port of one to that of another."""
+    rng = np.random.default_rng(seed)
+    tie, ports = rng.choice(TIES), int(rng.integers(2, 5))
+    rates = np.repeat(rng.choice([1e6, 2e6], 2), ports)
+    paths, starts, sizes, after = [], [], [], []
+    for _ in range(int(rng.integers(12, 40))):
+        a = int(rng.integers(ports))
+        b = a if rng.random() < 0.9 else int(rng.integers(ports))
+        for step in range(int(rng.integers(1, 4))):
+            paths.append((a, ports + b))
+            after.append(len(paths) - 2 if step else -1)
+            starts.append(0.0 if step else float(rng.choice([0.0, 0.0, 3.0])) * (1.0 + tie * rng.uniform(-1, 1)))
+            sizes.append(10**6 + int(rng.integers(0, 3)))
+            b = b if rng.random() < 0.7 else int(rng.integers(ports))
+    return almost(rng, rates, tie), paths, np.full(len(paths), math.inf), starts, sizes, after
+
+
 def engine_times(rates, paths, caps, starts, sizes, after):
     """Let each chain be a rank that sends, and each flow's receiver a rank of its own."""
     heads = [f for f, g in enumerate(after) if g < 0]
@@ -77,7 +95,7 @@ def engine_times(rates, paths, caps, starts, sizes, after):
 
 
 @pytest.mark.parametrize("block", range(4))
-@pytest.mark.parametrize("case", [workers_and_servers, rails])
+@pytest.mark.parametrize("case", [workers_and_servers, rails, crossed_pairs])
 def test_flows_that_almost_tie_end_when_the_slow_reference_says(case, block):
     for seed in range(60 * block, 60 * block + 60):
         rates, paths, caps, starts, sizes, after = case(seed)

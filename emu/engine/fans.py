@@ -147,7 +147,7 @@ def join_fan(s, m, now):
         k = link[rl[r.first + h]]
         if k.flows > 1:
             shared += 1
-            if k.hub >= 0:
+            if k.hub >= 0 and (hub < 0 or k.hub == hub):
                 hub = k.hub
                 met += 1
     if hub >= 0 and met == shared == fans(s)[hub].common:
