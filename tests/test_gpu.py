@@ -8,7 +8,7 @@ from emu.comm.local import World, world_comm
 from emu.comm.recording import Log, Tables
 from emu.errors import ConfigError, DeviceOutOfMemory
 from emu.gpu import Cost, DryArray, Gpu, Memory
-from emu.gpu.arrays import arrays_of, dtype_of
+from emu.gpu.arrays import NumpyArrays, arrays_of, dtype_of
 from emu.program import run_here
 from emu.trace import Op
 
@@ -208,3 +208,24 @@ def test_cupy_trains_like_numpy():
     host, device = (run_here(lambda gpu: train(gpu, plan), cluster, 2, device=d)[0][0] for d in ("numpy", "cupy"))
     np.testing.assert_allclose(device.losses, host.losses, rtol=1e-4)
     assert device.replicas_equal
+
+
+def test_host_memory_is_reused_once_no_view_refers_to_an_array_any_more():
+    arrays, large = NumpyArrays(), (1 << 20,)
+    first = arrays.empty(large, np.dtype("float32"))
+    place, view = first.ctypes.data, first[5:].reshape(-1, 3)
+    del first
+    other = arrays.empty(large, np.dtype("float32"))
+    assert other.ctypes.data != place
+    view[...] = 1
+    del view
+    assert arrays.empty((1 << 19,), np.dtype("float64")).ctypes.data == place
+
+
+def test_host_memory_that_is_free_is_never_more_than_what_is_used_and_one_array():
+    arrays, most = NumpyArrays(), 0
+    kept = arrays.empty((1 << 20,), np.dtype("uint8"))
+    for size in range(1 << 18, 1 << 20, 1 << 17):
+        arrays.empty((size,), np.dtype("uint8"))
+        most = max(most, sum(n * len(blocks) for n, blocks in arrays._free.items()))
+    assert 0 < most <= kept.nbytes + (1 << 20)

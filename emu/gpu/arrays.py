@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import weakref
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,6 +12,8 @@ from emu.errors import ConfigError
 from emu.gpu.dry import DryArray
 
 DEVICES = ("numpy", "cupy")
+REUSED_BYTES = 1 << 17
+"""Host arrays from this size on are kept for others of about the same size; the C library keeps smaller ones."""
 
 
 class Arrays(Protocol):
@@ -46,14 +50,49 @@ def dtype_of(dtype: Any) -> np.dtype:
         raise ConfigError(f"dtype: a numpy dtype or 'bfloat16' is expected, got {dtype!r}") from None
 
 
+class _Block(np.ndarray):
+    """Memory of an array. Views refer to the array, not past it to a block: that is of another class."""
+
+
 class NumpyArrays:
-    """Arrays in host memory."""
+    """Arrays in host memory. Large ones take over the memory of those that are gone, as on a GPU.
+
+    The system clears memory that it hands out anew, page by page at the first touch: a tenth of a training step.
+    """
 
     xp = np
 
+    def __init__(self) -> None:
+        self._free: dict[int, list[_Block]] = {}  # by size
+        self._used: dict[int, tuple[weakref.ref, int]] = {}  # by the array's id
+
     def empty(self, shape: Any, dtype: np.dtype) -> np.ndarray:
         """Allocate, uninitialised."""
-        return np.empty(shape, dtype)
+        nbytes = math.prod(shape) * dtype.itemsize if isinstance(shape, tuple) else 0
+        return np.empty(shape, dtype) if nbytes < REUSED_BYTES else self._reused(shape, dtype, nbytes)
+
+    def _reused(self, shape: tuple[int, ...], dtype: np.dtype, nbytes: int) -> np.ndarray:
+        size = -(-nbytes // REUSED_BYTES) * REUSED_BYTES
+        try:
+            block = self._free[size].pop()
+        except LookupError:
+            block = self._new(size)
+        array = np.ndarray(shape, dtype, buffer=block)
+        key = id(array)
+
+        def gone(_: Any, used: Any = self._used, free: Any = self._free) -> None:
+            used.pop(key, None)
+            free.setdefault(size, []).append(block)
+
+        self._used[key] = weakref.ref(array, gone), size
+        return array
+
+    def _new(self, size: int) -> _Block:
+        """Return new memory; let go of what is free where that is more than what is used."""
+        free = sum(each * len(blocks) for each, blocks in list(self._free.items()))
+        if free > sum(each for _, each in list(self._used.values())):
+            self._free.clear()
+        return _Block(size, np.uint8)
 
     def to_device(self, array: np.ndarray, data: Any) -> None:
         """Copy host data into an array."""

@@ -106,27 +106,29 @@ class Adam:
         return 12 + (2 if self.weight_decay else 0)
 
     def kernel(self, step: int, scale: float) -> Callable[..., None]:
-        rate = self.learning_rate / (1 - self.beta1**step)
-        second = 1 / math.sqrt(1 - self.beta2**step)
+        correction = math.sqrt(1 - self.beta2**step)
+        rate = correction * self.learning_rate / (1 - self.beta1**step)
+        first, second, epsilon = scale * (1 - self.beta1), scale * scale * (1 - self.beta2), self.epsilon * correction
+        keep = 1 - self.learning_rate * self.weight_decay
 
         def update(xp: Any, gradient: Array, mean: Array, square: Array, x: Array) -> None:
+            scratch = xp.empty_like(x[next(blocks(xp, x.size), slice(0))])  # the first block is the largest
             for part in blocks(xp, x.size):
-                m, v, target = mean[part], square[part], x[part]
-                g = gradient[part] * scale
-                change = g * (1 - self.beta1)
+                g, m, v, target = gradient[part], mean[part], square[part], x[part]
+                change = scratch[: g.size]
+                xp.multiply(g, first, out=change)
                 xp.multiply(m, self.beta1, out=m)
                 xp.add(m, change, out=m)
-                xp.multiply(g, g, out=g)
-                xp.multiply(g, 1 - self.beta2, out=g)
+                xp.multiply(g, g, out=change)
+                xp.multiply(change, second, out=change)
                 xp.multiply(v, self.beta2, out=v)
-                xp.add(v, g, out=v)
-                xp.sqrt(v, out=g)
-                xp.multiply(g, second, out=g)
-                xp.add(g, self.epsilon, out=g)
-                xp.divide(m, g, out=change)
+                xp.add(v, change, out=v)
+                xp.sqrt(v, out=change)
+                xp.add(change, epsilon, out=change)
+                xp.divide(m, change, out=change)
                 xp.multiply(change, rate, out=change)
                 if self.weight_decay:
-                    xp.multiply(target, 1 - self.learning_rate * self.weight_decay, out=target)
+                    xp.multiply(target, keep, out=target)
                 xp.subtract(target, change, out=target)
 
         return update
