@@ -7,8 +7,9 @@ import pytest
 
 from emu.cluster import load_cluster
 from emu.collectives import find
-from emu.errors import ConfigError
+from emu.errors import ConfigError, MismatchError
 from emu.nn import Parameter, models
+from emu.nn.compose import Sequential
 from emu.nn.linear import Linear
 from emu.nn.model import Model
 from emu.nn.optim import SGD, Adam
@@ -332,3 +333,58 @@ def test_layers_that_change_from_step_to_step_still_train_and_are_told():
 
     notes = run_here(main, load_cluster("pcie4", {}, 2), 2)[0][0]
     assert len(notes) == 3 and all("the order of layers changed" in note for note in notes)
+
+
+class Chosen(Sequential):
+    """One of its layers works: rank r's own, and in step s the next."""
+
+    step = 0
+
+    def forward(self, gpu, x):
+        layer = self.layers[(gpu.rank + self.step) % len(self.layers)]
+        y, saved = layer.forward(gpu, x)
+        return y, (layer, saved)
+
+    def backward(self, gpu, saved, dy):
+        layer, kept = saved
+        return layer.backward(gpu, kept, dy)
+
+
+def experts(gpu, stage=3, ranks=3, **options):
+    """Train three experts, chosen by rank; return all weights and the notes."""
+    chosen = Chosen("experts", [Linear(f"expert{i}", 4, 4, dtype="float64") for i in range(3)])
+    model = Model("m", [Linear("in", 4, 4, dtype="float64"), chosen, Linear("out", 4, 4, dtype="float64")])
+    scatter, gather = find("reduce_scatter", "ring"), find("all_gather", "ring")
+    strategy = Zero(gpu, model, SGD(0.1), scatter, gather, stage, settings=ALL, **options)
+    for step in range(4):
+        chosen.step = step
+        strategy.begin()
+        y, saved = model.forward(gpu, gpu.full((2, 4), 1.0 + gpu.rank, "float64"))
+        model.backward(gpu, saved, y, ready=strategy.ready)
+        strategy.finish()
+    buckets = strategy.buckets.all + strategy.sharded.chunks
+    told = gpu.comm.wire.exchange([bucket.shard for bucket in buckets])
+    whole = {}
+    for i, bucket in enumerate(buckets):
+        for parameter, view in bucket.views(np.concatenate([part[i] for part in told])):
+            whole[parameter.name] = view
+    return whole, list(strategy.notes)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_experts_that_each_rank_chooses_train_in_leaf_mode(stage):
+    def plain(gpu):
+        """The same without ZeRO: unused experts have gradients of zero."""
+        return experts(gpu, 1, find_unused=True)
+
+    cluster = load_cluster("pcie4", {}, 3)
+    expected = run_here(plain, cluster, 3)[0][0][0]
+    for found, notes in run_here(lambda gpu: experts(gpu, stage, leaves=(Chosen,)), cluster, 3)[0]:
+        assert not notes
+        for name, weights in expected.items():
+            np.testing.assert_allclose(found[name], weights, rtol=1e-12)
+
+
+def test_experts_that_each_rank_chooses_are_an_error_without_leaf_mode():
+    with pytest.raises(MismatchError, match=r"about=parameters of expert0.*about=parameters of expert1"):
+        run_here(lambda gpu: experts(gpu, find_unused=True), load_cluster("pcie4", {}, 3), 3)

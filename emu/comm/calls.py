@@ -82,6 +82,8 @@ def run_call(comm: Comm, spec: Collective, args: tuple, kwargs: dict) -> Any:
     args = tuple(_line(comm, spec, value) for value in args)
     kwargs = {name: _line(comm, spec, value) for name, value in kwargs.items()}
     terms, agreed, nbytes = _terms(spec, args, kwargs)
+    if log.about:
+        agreed = (*agreed, ("about", log.about))
     if comm.checks and comm.size > 1:
         turns = comm.turns
         order = dict(turns) if 1 < len(turns) <= ORDER_CHECKED else {}

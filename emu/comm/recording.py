@@ -58,7 +58,7 @@ class Log:
     """
 
     __slots__ = ("data", "rank", "tables", "stream", "flag", "muted", "posted", "events", "sites", "base",
-                 "shipped", "spilled", "inner")  # fmt: skip
+                 "shipped", "spilled", "about", "inner")  # fmt: skip
 
     def __init__(self, rank: int, tables: Tables | None = None) -> None:
         self.data = bytearray()
@@ -73,6 +73,7 @@ class Log:
         self.shipped = 0  # bytes that an engine has been told
         self.inner: tuple[int, int] | None = None  # label and context of the call that is recorded as a template
         self.spilled = False  # rows of that call have been told already: it can't become one
+        self.about = ""  # what the collectives that follow are about, which ranks must agree on too
         self.sites: deque[Any] = deque(maxlen=8)  # where the latest plain messages stand in the program
 
     def fill_in(self, at: int, peer: int, tag: int, nbytes: int | None = None) -> None:

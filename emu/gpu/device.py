@@ -175,6 +175,15 @@ class Gpu:
         finally:
             self._log.muted = before
 
+    @contextmanager
+    def about(self, what: str) -> Iterator[None]:
+        """Say what the collectives inside are about: ranks that disagree on it get an error, as for arguments."""
+        before, self._log.about = self._log.about, what
+        try:
+            yield
+        finally:
+            self._log.about = before
+
     def decide(self, name: str, value: Any, dry: Any) -> Any:
         """Return `value`, or what a dry run assumes instead; the trace's header keeps what was assumed."""
         if not self.dry:

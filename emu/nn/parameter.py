@@ -109,6 +109,17 @@ class Parameter:
         """Whether a backward pass has written `grad` since it was last expected afresh."""
         return self._written
 
+    @property
+    def uses_left(self) -> int:
+        """How many times the backward pass has yet to add to the gradient."""
+        return self._uses_left
+
+    def pass_over(self, gpu: Device) -> None:
+        """Count a use that did not come about: nothing is added, and the first one leaves zeros."""
+        if self.grad is not None and not self.has_gradient:
+            launch(gpu, _clear, self.grad, cost=Cost(0, self.nbytes, self.dtype), name="no gradient")
+        self._count_use()
+
     def _count_use(self) -> None:
         self._written = True
         self._uses_left -= 1
@@ -157,6 +168,10 @@ def add_gradient(
         kernel = _accumulate
     launch(gpu, kernel, *inputs, parameter.grad, cost=cost, name=name, **constants)
     parameter._count_use()
+
+
+def _clear(xp: Any, grad: Array) -> None:
+    grad[...] = 0
 
 
 def _accumulate(xp: Any, *arrays: Array, write: Kernel, **constants: Any) -> None:

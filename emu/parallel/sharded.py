@@ -192,13 +192,16 @@ class Sharded:
             free = gpu.record()
             with gpu.stream(COMM):
                 gpu.wait(free)
-                with gpu.span("gather", chunk.index):
-                    self.all_gather(self.comm, chunk.shard, whole)
+                self._gather_into(chunk, whole)
                 self._gathered_at[chunk] = gpu.record()
         else:
-            with gpu.span("gather", chunk.index):
-                self.all_gather(self.comm, chunk.shard, whole)
+            self._gather_into(chunk, whole)
         chunk.bind_weights(whole)
+
+    def _gather_into(self, chunk: Bucket, whole: Any) -> None:
+        """Gather a chunk. Raise MismatchError where ranks use other layers: see `emu.parallel.wrap` on leaves."""
+        with self.gpu.span("gather", chunk.index), self.gpu.about(f"parameters of {chunk.parameters[0].name}"):
+            self.all_gather(self.comm, chunk.shard, whole)
 
     def _free(self, chunk: Bucket) -> None:
         if chunk.weights is not None:

@@ -1,7 +1,10 @@
 """Layers with something done around them, however deep they stand in sequences and residuals.
 
 ZeRO gathers a layer's parameters before it runs and frees them after. The smaller the layers, the less is there at a
-time, so it is the innermost layers with parameters that are wrapped.
+time, so it is the innermost layers with parameters that are wrapped. A layer that chooses among inner layers by its
+data or its rank, such as a mixture of experts, is a *leaf*: wrapped as one, so that all ranks gather the same whatever
+they choose. `leaves` are the classes of such layers.
+Source: DeepSpeed's `set_z3_leaf_modules`, the idea.
 """
 
 from __future__ import annotations
@@ -54,26 +57,30 @@ class Wrapped:
             self.around.after(self.layer, backward=True)
 
 
-def wrap(model: Model, around: Around) -> list[Layer]:
-    """Wrap the innermost layers that have parameters; return those layers in the model's order."""
+def wrap(model: Model, around: Around, leaves: tuple[type, ...] = ()) -> list[Layer]:
+    """Wrap the innermost layers that have parameters, and leaves; return those layers in the model's order."""
     found: list[Layer] = []
-    model.layers = [_wrapped(layer, around, found) for layer in model.layers]
-    return found
 
-
-def _wrapped(layer: Layer, around: Around, found: list[Layer]) -> Layer:
-    if isinstance(layer, Sequential):
-        layer.layers = [_wrapped(each, around, found) for each in layer.layers]
-    elif isinstance(layer, Residual):
-        layer.body = _wrapped(layer.body, around, found)
-        if layer.shortcut is not None:
-            layer.shortcut = _wrapped(layer.shortcut, around, found)
-    elif isinstance(layer, Recompute):
-        layer.layer = _wrapped(layer.layer, around, found)
-    elif layer.parameters():
+    def wrapped(layer: Layer) -> Layer:
+        if isinstance(layer, leaves):
+            pass
+        elif isinstance(layer, Sequential):
+            layer.layers = [wrapped(each) for each in layer.layers]
+            return layer
+        elif isinstance(layer, Residual):
+            layer.body = wrapped(layer.body)
+            layer.shortcut = wrapped(layer.shortcut) if layer.shortcut is not None else None
+            return layer
+        elif isinstance(layer, Recompute):
+            layer.layer = wrapped(layer.layer)
+            return layer
+        if not layer.parameters():
+            return layer
         found.append(layer)
         return Wrapped(layer, around, layer.name)
-    return layer
+
+    model.layers = [wrapped(layer) for layer in model.layers]
+    return found
 
 
 def bare(layer: Layer) -> Layer:

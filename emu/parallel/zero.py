@@ -10,7 +10,8 @@ Source: Rajbhandari et al., "ZeRO", SC 2020.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,7 +32,10 @@ IN_FLIGHT = 2  # gradient buckets that may be on their way while backward fills 
 
 
 class Zero:
-    """One rank's part of ZeRO training. The loss must be the mean over the global batch, so that gradients sum."""
+    """One rank's part of ZeRO training. The loss must be the mean over the global batch, so that gradients sum.
+
+    `leaves` are classes of layers that choose among their inner layers (experts): they are gathered as one.
+    """
 
     def __init__(
         self,
@@ -54,6 +58,7 @@ class Zero:
         clip_norm: float | None = None,
         loss_scale: LossScale | None = None,
         offload: bool = False,
+        leaves: Sequence[type] = (),
     ) -> None:
         if stage not in (1, 2, 3):
             raise ConfigError(f"ZeRO: stage 1, 2 or 3 is expected, got {stage}")
@@ -61,7 +66,8 @@ class Zero:
         self.comm = comm = comm if comm is not None else gpu.comm
         self.worker, self.workers = comm.rank, comm.size
         self.reduce_scatter, self.all_gather, self.overlap = reduce_scatter, all_gather, overlap
-        layers = wrap(model, self)
+        self._leaves, self._uses = tuple(leaves), dict[Parameter, int]()
+        layers = wrap(model, self, self._leaves)
         kept = settings.persistent(model.parameters()) if stage == 3 else set(model.parameters())
         self.sharded = Sharded(gpu, comm, all_gather, layers, kept, settings, overlap, counts)
         made = assign([p for p in model.trainable() if p in kept], bucket_bytes, first_bucket_bytes, comm.size, counts)
@@ -115,9 +121,16 @@ class Zero:
                 bucket = self._bucket_of(parameter)
                 if bucket is not None:
                     self._open(bucket)
+        if backward and isinstance(layer, self._leaves):
+            uses = Counter(p for p in layer.parameters() if p.requires_grad)
+            self._uses = {parameter: parameter.uses_left - count for parameter, count in uses.items()}
 
     def after(self, layer: Layer, backward: bool) -> None:
-        """Free the layer's parameters."""
+        """Free the layer's parameters. Those that a leaf did not choose have no gradient: they count as zeros."""
+        if backward and isinstance(layer, self._leaves):
+            for parameter, left in self._uses.items():
+                for _ in range(parameter.uses_left - left):
+                    parameter.pass_over(self.gpu)
         self.sharded.after(layer, backward)
 
     def ready(self, parameter: Parameter) -> None:
