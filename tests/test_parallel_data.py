@@ -195,3 +195,26 @@ def test_what_is_sent_and_what_is_left_are_all_gradients(make):
     results = on(main, ranks)[0]
     sent, given, left = results[0][0], sum(r[1] for r in results), sum(r[2] for r in results)
     np.testing.assert_allclose(sent + left, given, atol=2e-4 * np.abs(given).max())
+
+
+@pytest.mark.parametrize("average", ["before", "after"])
+@pytest.mark.parametrize("strategy", ["ddp", "zero2", "zero3"])
+def test_gradients_averaged_before_or_after_their_sum_train_the_same(average, strategy):
+    plan = replace(SMALL, dtype="float64", strategy=strategy, clip_norm=0.05, batch=25)
+    averaged, summed = (run(replace(plan, average=way), 3)[0][0] for way in (average, "none"))
+    np.testing.assert_allclose(averaged.losses, summed.losses, rtol=1e-12)
+    assert averaged.norm == pytest.approx(summed.norm, rel=1e-12)
+
+
+@pytest.mark.parametrize(("average", "overflows"), [("before", False), ("after", True)])
+def test_sums_in_16_bits_overflow_unless_they_are_averaged_before(average, overflows):
+    def main(gpu):
+        layer = Linear("a", 4, 4, bias=False, dtype="float16")
+        strategy = strategy_of(gpu, Model("m", [layer]), average=average)
+        strategy.begin()
+        layer.weight.grad[...] = 40_000
+        strategy.ready(layer.weight)
+        strategy.buckets.finish()
+        return bool(np.isinf(layer.weight.grad).any())
+
+    assert on(main, 2)[0] == [overflows] * 2

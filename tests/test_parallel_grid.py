@@ -161,7 +161,7 @@ def test_lower_precision_follows_float32(dtype, tolerance, strategy, alone):
 
 @pytest.mark.parametrize(("change", "text"), [
     ({"tp": 3}, "tp × pp: a divisor of 8 ranks is expected"), ({"pp": 0}, "pp: at least 1"),
-    ({"schedule": "2f2b"}, "schedule: one of"), ({"via": "pigeon"}, "via: one of"),
+    ({"schedule": "1f2b"}, "did you mean '1f1b'"), ({"via": "pigeon"}, "via: unknown via"),
     ({"schedule": "naive", "micro_batches": 2}, "schedule naive: 1 micro-batch"),
     ({"strategy": "ps", "tp": 2}, "strategy ps"), ({"hook": "topk", "strategy": "zero1"}, "hook: strategy ddp"),
     ({"micro_batches": 5}, "batch: at least 1 example a worker (8) and micro-batch (5)"),

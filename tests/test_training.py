@@ -135,9 +135,9 @@ def test_the_default_model_has_at_least_three_buckets(monkeypatch):
     ("change", "text"),
     [
         ({"model": "resnet"}, "model: one of mlp, cnn, gpt, or with --dry"),
-        ({"strategy": "zero9"}, "strategy: one of"),
+        ({"strategy": "zero9"}, "strategy: unknown strategy 'zero9'; did you mean 'zero3'"),
         ({"algorithm": "rings"}, "one of naive, parameter_server"),
-        ({"server": "none"}, "server: shared or dedicated is expected"),
+        ({"server": "none"}, "server: unknown server 'none'; there are dedicated, shared"),
         ({"dtype": "int8"}, "dtype: float64 or float32 or tf32"),
         ({"batch": 3}, "batch: at least 1 example a worker (4) is expected, got 3"),
         ({"steps": 0}, "steps: at least 1"),

@@ -114,6 +114,8 @@ _OPTIONS = (
                  help="How activations go from stage to stage."),
     click.option("--recompute/--no-recompute", default=None,
                  help="Keep only the inputs of blocks; run them again in backward [for transformers at real sizes]."),
+    click.option("--average", default="none", show_default=True, metavar="none|before|after",
+                 help="Divide gradients by the replicas before or after their sum [none: the loss is a global mean]."),
     click.option("--overlap/--no-overlap", default=True, help="Communicate while backward goes on."),
     click.option("--deterministic", is_flag=True, help="Add in one order whatever the buckets are."),
     click.option("--hook", default="none", show_default=True, metavar="none|fp16|topk|onebit|powersgd",

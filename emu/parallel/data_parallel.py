@@ -14,6 +14,7 @@ from emu.gpu import Gpu
 from emu.nn.model import Model
 from emu.nn.optim import Rule
 from emu.nn.parameter import Parameter
+from emu.parallel.average import averaged, check_average
 from emu.parallel.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, Bucket, allocate, assign, clear, frozen
 from emu.parallel.deterministic import sum_in_one_order
 from emu.parallel.readiness import Buckets
@@ -24,7 +25,8 @@ from emu.parallel.update import NORM, LossScale, Norm, Update
 class DataParallel:
     """Replicas whose gradients are summed by an all-reduce of each bucket.
 
-    `all_reduce(comm, x)` sums in place. The loss must be the mean over the global batch, so that gradients sum.
+    `all_reduce(comm, x)` sums in place. The loss must be the mean over the global batch, so that gradients sum; with
+    `average` "before" or "after" (their sum) that over this rank's own part of it, all parts being of one size.
     `hook(gpu, comm, bucket)` sums a bucket's gradients another way (see `emu.parallel.compression`). After the first
     step the buckets are rebuilt in the order in which rank 0's gradients became ready. Under a hook, whose
     state belongs to buckets, they are not. `deterministic` adds every element in the same order for any buckets.
@@ -51,11 +53,13 @@ class DataParallel:
         clip_norm: float | None = None,
         loss_scale: LossScale | None = None,
         rebuild: bool = True,
+        average: str = "none",
     ) -> None:
+        check_average(average)
         self.gpu, self.model = gpu, model
         self.comm = comm if comm is not None else gpu.comm
         self.worker, self.workers = self.comm.rank, self.comm.size
-        self.all_reduce, self.deterministic, self.hook = all_reduce, deterministic, hook
+        self.all_reduce, self.deterministic, self.hook, self.average = all_reduce, deterministic, hook, average
         self._sizes = bucket_bytes, first_bucket_bytes
         self._counts, self._rebuilt = counts, hook is not None or not rebuild
         self.notes: list[str] = []
@@ -113,12 +117,14 @@ class DataParallel:
         self.update.norm = self._norm(self.update.norm)
 
     def _sum(self, bucket: Any) -> None:
+        averaged(self.gpu, bucket.gradients, self.average, "before", self.workers)
         if self.hook is not None:
             self.hook(self.gpu, self.comm, bucket)
         elif self.deterministic:
             sum_in_one_order(self.gpu, self.comm, bucket)
         else:
             self.all_reduce(self.comm, bucket.gradients)
+        averaged(self.gpu, bucket.gradients, self.average, "after", self.workers)
 
     def _rebuild(self) -> None:
         """Assign buckets anew, by rank 0's order; state moves along. Nothing is done where nothing changes."""

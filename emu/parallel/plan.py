@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from emu.catalog.schema import unknown
 from emu.collectives import find
 from emu.errors import ConfigError
+from emu.parallel.average import check_average
 from emu.parallel.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES
 from emu.parallel.compression import HOOKS
 from emu.parallel.sharded import Stage3
@@ -37,6 +39,7 @@ class Plan:
     overlap: bool = True
     deterministic: bool = False  # the same bits for any buckets
     find_unused: bool = False
+    average: str = "none"  # divide gradients by the replicas before or after their sum; none: the loss already is
     hook: str = "none"  # of ddp: how gradients are compressed
     clip_norm: float | None = None
     loss_scale: float | None = None  # None: dynamic in fp16, else 1
@@ -79,8 +82,7 @@ def check(plan: Plan, ranks: int, dry: bool = False) -> None:
     if dry and plan.checkpoint:
         raise ConfigError("checkpoint: a run with bytes is expected, got --dry; leave --checkpoint out")
     _one_of("strategy", plan.strategy, STRATEGIES)
-    if plan.server not in ("shared", "dedicated"):
-        raise ConfigError(f"server: shared or dedicated is expected, got {plan.server!r}")
+    _one_of("server", plan.server, ("shared", "dedicated"))
     if plan.server == "dedicated" and plan.strategy != "ps":
         raise ConfigError(f"server dedicated: strategy ps is expected, got {plan.strategy}; add --strategy ps")
     if plan.dtype not in DTYPES.values():
@@ -88,6 +90,7 @@ def check(plan: Plan, ranks: int, dry: bool = False) -> None:
     _one_of("schedule", plan.schedule, SCHEDULES)
     _one_of("via", plan.via, VIA)
     _one_of("hook", plan.hook, ("none", *HOOKS))
+    check_average(plan.average)
     _check_grid(plan, ranks)
     _check_pairs(plan)
     workers = plan.data_parallel(ranks) - (plan.strategy == "ps" and plan.server == "dedicated")
@@ -105,7 +108,7 @@ def check(plan: Plan, ranks: int, dry: bool = False) -> None:
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
-        raise ConfigError(f"{name}: one of {', '.join(known)} is expected, got {value!r}")
+        raise ConfigError(f"{name}: {unknown(name, value, known)}")
 
 
 def _check_grid(plan: Plan, ranks: int) -> None:
@@ -129,6 +132,8 @@ def _check_pairs(plan: Plan) -> None:
             raise ConfigError(f"{name}: strategy ddp is expected, got {plan.strategy}")
     if plan.deterministic and (plan.algorithm != "ring" or plan.hook != "none"):
         raise ConfigError("deterministic: algorithm ring without a hook is expected; leave one of them out")
+    if plan.average != "none" and plan.strategy == "ps":
+        raise ConfigError(f"average: ddp or a zero strategy is expected, got {plan.strategy}; leave --average out")
     if plan.strategy == "ps" and (grid or plan.clip_norm or plan.storage in ("float16", "bfloat16")):
         raise ConfigError("strategy ps: fp32, tf32 or fp64 without tp, pp and clip_norm is expected; use ddp or zero1")
     if plan.offload and not plan.strategy.startswith("zero"):

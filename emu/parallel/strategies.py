@@ -66,7 +66,7 @@ def make_strategy(
         )
     common: dict[str, Any] = sizes | {
         "comm": grid.data, "overlap": plan.overlap, "find_unused": plan.find_unused, "norm": Norm(grid.across),
-        "counts": counts, "clip_norm": plan.clip_norm, "loss_scale": _loss_scale(plan),
+        "counts": counts, "clip_norm": plan.clip_norm, "loss_scale": _loss_scale(plan), "average": plan.average,
     }  # fmt: skip
     if plan.strategy == "ddp":
         hook = HOOKS[plan.hook](gpu) if plan.hook != "none" else None

@@ -106,6 +106,11 @@ class Trainer:
         mine = data.share(self.plan.batch, self.strategy.worker, self.strategy.workers)
         return self.plan.batch / (mine.stop - mine.start)
 
+    @property
+    def loss_factor(self) -> float:
+        """What the gradient of the loss is multiplied by: the loss scale, and the replicas where gradients average."""
+        return self.strategy.loss_scale * (self.strategy.workers if self.plan.average != "none" else 1)
+
     def step(self, index: int) -> float:
         """Do one step; return this rank's part of its loss (NaN where it has none)."""
         inputs, targets = self.feed.host_batch(index)
@@ -209,7 +214,7 @@ class _Step:
         gpu, trainer, grid = self.gpu, self.trainer, self.grid
         rows = self._rows(micro)
         if grid.stage == grid.stages - 1:
-            dy = trainer.loss.backward(gpu, self.losses.pop(micro), scale=self.strategy.loss_scale)
+            dy = trainer.loss.backward(gpu, self.losses.pop(micro), scale=trainer.loss_factor)
         else:
             dy = self._receive(rows.stop - rows.start, grid.stage + 1, BACKWARD)
         dx = trainer.model.backward(gpu, self.saved.pop(micro), dy, ready=self._ready, accumulate=accumulate)

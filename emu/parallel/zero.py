@@ -21,6 +21,7 @@ from emu.nn.layer import Layer
 from emu.nn.model import Model
 from emu.nn.optim import Rule
 from emu.nn.parameter import Parameter, initialise
+from emu.parallel.average import averaged, check_average
 from emu.parallel.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, Bucket, assign, clear, flat, frozen
 from emu.parallel.host import Host
 from emu.parallel.readiness import COMM, Buckets
@@ -34,6 +35,7 @@ IN_FLIGHT = 2  # gradient buckets that may be on their way while backward fills 
 class Zero:
     """One rank's part of ZeRO training. The loss must be the mean over the global batch, so that gradients sum.
 
+    `average` is that of `DataParallel`.
     `leaves` are classes of layers that choose among their inner layers (experts): they are gathered as one.
     """
 
@@ -59,13 +61,16 @@ class Zero:
         loss_scale: LossScale | None = None,
         offload: bool = False,
         leaves: Sequence[type] = (),
+        average: str = "none",
     ) -> None:
+        check_average(average)
         if stage not in (1, 2, 3):
             raise ConfigError(f"ZeRO: stage 1, 2 or 3 is expected, got {stage}")
         self.gpu, self.model, self.stage = gpu, model, stage
         self.comm = comm = comm if comm is not None else gpu.comm
         self.worker, self.workers = comm.rank, comm.size
         self.reduce_scatter, self.all_gather, self.overlap = reduce_scatter, all_gather, overlap
+        self.average = average
         self._leaves, self._uses = tuple(leaves), dict[Parameter, int]()
         layers = wrap(model, self, self._leaves)
         kept = settings.persistent(model.parameters()) if stage == 3 else set(model.parameters())
@@ -200,7 +205,9 @@ class Zero:
 
     def _reduce(self, bucket: Bucket) -> None:
         """Sum a bucket's gradients over the ranks, and keep my part."""
+        averaged(self.gpu, bucket.gradients, self.average, "before", self.workers)
         self.reduce_scatter(self.comm, bucket.gradients, bucket.shard_gradient)
+        averaged(self.gpu, bucket.shard_gradient, self.average, "after", self.workers)
         if self.stage > 1:
             self._leaving.append((bucket, bucket.gradients))
             bucket.bind_gradients(None)
