@@ -1,8 +1,8 @@
 """Gradients divided by the number of replicas, before their sum or after it.
 
-The training loop's loss is the mean over the global batch, so that gradients sum and nothing need be divided. A loss that
-is the mean over a rank's own part makes averages of them: before the sum, as PyTorch's DDP does, 16 bits don't overflow;
-after it, small ones don't vanish.
+The training loop's loss is the mean over the global batch: gradients sum and nothing need be divided. Where the loss
+is the mean over a rank's own part, they average: divided before the sum, as PyTorch's DDP does, 16 bits don't
+overflow; after it, small ones don't vanish.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ AVERAGES = ("none", "before", "after")
 
 
 def averaged(gpu: Gpu, x: Any, average: str, now: str, parts: int) -> None:
-    """Divide gradients by the number of replicas where `average` says that it is done `now`: before, or after, a sum."""
+    """Divide gradients by the number of replicas if `average` says that it is done `now`, before or after a sum."""
     if average == now and parts > 1:
         launch(gpu, _divide, x, cost=Cost(x.size, 2 * x.nbytes, dtype_name(x)), name="average", parts=parts)
 
