@@ -8,12 +8,12 @@ import pytest
 
 from emu.cluster import link_cluster
 from emu.comm.wire import Call
+from emu.engine.live import Live
 from emu.errors import DeadlockError, MismatchError, RankError
 from emu.trace import ROW_FORMAT, Op
 from emu.wall import frames as F
 from emu.wall.governor import MOST, WINDOW, Governor
 from emu.wall.lateness import summarise
-from emu.wall.model import Model
 from emu.wall.referee import Referee
 from emu.wall.run import read_pace
 
@@ -31,7 +31,7 @@ class Table:
 
     def __init__(self, ranks, dilation=10.0):
         cluster = link_cluster(f"latency={ALPHA_S * 1e6} us, bandwidth={RATE / 1e9} GB/s", ranks)
-        self.referee = Referee(Model(cluster, ranks, "ideal"), ranks, dilation)
+        self.referee = Referee(Live(cluster, ranks, "ideal"), ranks, dilation)
         self.told = [bytearray() for _ in range(ranks)]
         self.lanes = [self.referee.join(r, 0, self.told[r].extend) for r in range(ranks)]
         for rank in range(ranks):
@@ -95,6 +95,16 @@ def test_a_late_program_moves_the_origin_and_not_its_message():
     assert told.origin_s == pytest.approx(103.0)
     assert told.stood_still_s == pytest.approx(3.0)
     assert told.origin_s + 10.0 * told.time_s >= late + 10.0 * (told.time_s - OWN_S) - 1e-9
+
+
+def test_a_kernel_that_took_too_long_on_its_host_makes_time_stand_still():
+    table = Table(2)
+    table.say(0, (F.ROWS, 100.0, row(Op.ELAPSED, x=1.0)), (F.ASK, 0.0, b""))
+    assert table.heard(0)[0].time_s == 1.0  # due at 110.0
+    table.say(0, (F.ROWS, 114.0, row(Op.ELAPSED, x=1.0)), (F.ASK, 0.0, b""))
+    (told,) = table.heard(0)
+    assert (told.time_s, told.stood_still_s) == (2.0, pytest.approx(4.0))
+    assert told.origin_s == pytest.approx(104.0)
 
 
 def test_values_meet_at_the_time_of_the_last():

@@ -198,6 +198,16 @@ class Program:
         self._rows_used = end
         return first
 
+    def extend_lane(self, r: int, stream: int, rows: np.ndarray) -> None:
+        """Add plain rows of one lane; it and all their routes are known, and they need no numbers (`Order`)."""
+        base = int(self._rows_of_rank[r])
+        self._rows_of_rank[r] = base + len(rows)
+        self._add_lane_rows(r, stream, rows, np.arange(base, base + len(rows), dtype=np.int32))
+
+    def needs_numbers(self, r: int) -> bool:
+        """Tell whether several streams of a rank send or receive outside of collectives."""
+        return r in self._order.ranks
+
     def _add_rank(self, r: int, rows: np.ndarray, op: np.ndarray) -> None:
         """Split a rank's new rows into its lanes."""
         base = int(self._rows_of_rank[r])

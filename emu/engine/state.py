@@ -16,6 +16,7 @@ class State:
 
     def __init__(self, links: int, world_size: int):
         self.table = np.zeros(L.TABLE, np.int64)
+        self.address: int = self.table.ctypes.data  # what compiled code is given
         self.arrays: dict[int, np.ndarray] = {}
         self.count = self._put(L.T_COUNT, np.zeros(L.COUNTERS, np.int64))
         self.real = self._put(L.T_REAL, np.zeros(L.REALS, np.float64))
@@ -52,11 +53,6 @@ class State:
 
     def __getitem__(self, slot: int) -> np.ndarray:
         return self.arrays[slot]
-
-    @property
-    def address(self) -> int:
-        """What compiled code is given."""
-        return self.table.ctypes.data
 
     def put(self, slot: int, array: np.ndarray) -> np.ndarray:
         """Replace an array."""

@@ -18,7 +18,7 @@ from typing import Any
 from emu.wall import frames as F
 from emu.wall.governor import Governor
 from emu.wall.hosts import LOOPBACK, addresses
-from emu.wall.pace import now
+from emu.wall.pace import now, sharpen
 from emu.wall.referee import Lane, Referee
 
 _START = "from emu.wall.agent import serve; serve()"
@@ -68,11 +68,12 @@ def serve() -> None:
     listener = socket.create_server(("" if task.everywhere else LOOPBACK, 0), backlog=_BACKLOG)
     sys.stdout.write(f"{listener.getsockname()[1]}\n")
     sys.stdout.flush()
-    from emu.wall.model import Model
+    from emu.engine.live import Live
 
-    model = Model(task.cluster, task.ranks, task.profile)
+    model = Live(task.cluster, task.ranks, task.profile)
     model.warm()
     governor = Governor() if task.auto else None
+    sharpen()
     _Server(listener, task, Referee(model, task.ranks, task.dilation, governor)).run()
 
 

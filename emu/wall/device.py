@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from emu.gpu.device import Cost, Event, Gpu
 from emu.gpu.memory import Memory
 from emu.trace import Op
 from emu.wall.log import WallLog
-from emu.wall.pace import now
+from emu.wall.pace import now, working
 from emu.wall.seat import Seat
 from emu.wall.streams import Stream, Streams
 from emu.wall.wire import WallWire
@@ -67,19 +68,19 @@ class WallComm(Comm):
 
     def reduce(self, op: str, into: Any, received: Any, received_first: bool = False) -> None:
         """Set into = op(into, received) element by element; its cost is recorded."""
-        self._run(Comm.reduce, op, into, received, received_first)
+        self._work(Comm.reduce, op, into, received, received_first)
 
     def scale(self, x: Any, factor: float) -> None:
         """Multiply x in place; its cost is recorded."""
-        self._run(Comm.scale, x, factor)
+        self._work(Comm.scale, x, factor)
 
     def divide(self, x: Any, by: int) -> None:
         """Divide x in place, integers rounding down; its cost is recorded."""
-        self._run(Comm.divide, x, by)
+        self._work(Comm.divide, x, by)
 
     def copy(self, into: Any, x: Any) -> None:
         """Copy x into `into` on this device; its cost is recorded."""
-        self._run(Comm.copy, into, x)
+        self._work(Comm.copy, into, x)
 
     def call(self, collective: Collective, args: tuple, kwargs: dict) -> Any:
         """Run a collective on this communicator: checked, as one span, recorded once."""
@@ -105,6 +106,10 @@ class WallComm(Comm):
             return function(self, *args)
         twin = stream.comm(self)
         return stream.give(lambda: function(twin, *args))
+
+    def _work(self, function: Callable[..., None], *args: Any) -> None:
+        with working():
+            self._run(function, *args)
 
     def _wait_on(self, stream: Stream, requests: list[_Later]) -> None:
         """Wait for requests of another stream: there, and then here too unless the program is there."""
@@ -213,10 +218,10 @@ class WallGpu(Gpu):
         if stream is not None:
             stream.give(lambda: stream.gpu.launch(kernel, *arrays, cost=cost, name=name))
         elif self.compute == "model":
-            super().launch(kernel, *arrays, cost=cost, name=name)
+            super().launch(partial(_at_work, kernel), *arrays, cost=cost, name=name or kernel.__name__)
             self.log.seat.worked_until = now()
         elif self.compute == "none":
-            kernel(*arrays)
+            _at_work(kernel, *arrays)
         else:
             self._measure(kernel, arrays, name or kernel.__name__)
 
@@ -249,10 +254,17 @@ class WallGpu(Gpu):
         return time_s
 
     def _measure(self, kernel: Callable[..., Any], arrays: tuple, name: str) -> None:
-        began = now()
-        kernel(*arrays)
+        log = self.log
+        log.seat.settle()
+        began = log.seat.stamp()
+        _at_work(kernel, *arrays)
         self._arrays.ready()
-        self._log.elapsed(self._label(name), (now() - began) / self.speedup)
+        log.measured(self._label(name), (log.seat.stamp() - began) / self.speedup, began)
+
+
+def _at_work(kernel: Callable[..., Any], *arrays: Any) -> None:
+    with working():
+        kernel(*arrays)
 
 
 __all__ = ["COMPUTE", "WallComm", "WallGpu"]

@@ -70,9 +70,14 @@ class WallLog(Log):
             self._take_time(_COMPUTE, row)
 
     def elapsed(self, label: int, seconds: float) -> None:
-        """Record measured computation."""
+        """Record computation of a given time."""
+        self.measured(label, seconds, self.seat.stamp())
+
+    def measured(self, label: int, seconds: float, began: float) -> None:
+        """Record computation that has been done since `began` of the referee's clock."""
         super().elapsed(label, seconds)
-        self._take_time(int(Op.ELAPSED), _pack(Op.ELAPSED, self.seat.stream, self.flag, 0, label, 0, 0, seconds))
+        row = _pack(Op.ELAPSED, self.seat.stream, self.flag, 0, label, 0, 0, seconds)
+        self._take_time(int(Op.ELAPSED), row, began)
 
     def copy(self, direction: int, label: int, nbytes: int) -> None:
         """Record a copy; the next operation of this stream waits until it is done."""
@@ -114,7 +119,7 @@ class WallLog(Log):
         """Wait for an event; nothing is recorded."""
         seat = self.seat
         seat.settle()
-        seat.say(F.AWAIT, number=event)
+        seat.say(F.AWAIT, seat.stamp(), number=event)
         seat.ask()
         seat.settle()
         if event >= 0:
@@ -136,10 +141,13 @@ class WallLog(Log):
         self.data = whole + self.data[done:]
         self.gaps = []
 
-    def _take_time(self, op: int, row: bytes) -> None:
+    def _take_time(self, op: int, row: bytes, came: float = 0.0) -> None:
+        """Say what takes time. Where its program came to it (`came`, default: now) later than it should, time stands
+        still; not so inside a collective, of which the program sees the end alone.
+        """
         seat = self.seat
         seat.settle()
-        seat.say(F.ROWS, payload=row)
+        seat.say_rows(row, 0.0 if self.flag else came or seat.stamp())
         seat.ask(goes_on=op)
 
 

@@ -21,12 +21,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from emu.comm.wire import Call, compare
+from emu.engine.live import Live
 from emu.engine.questions import Question
 from emu.errors import DeadlockError, EmuError, RankError
 from emu.trace import ROW_FORMAT, Op
 from emu.wall import frames as F
 from emu.wall.governor import Governor
-from emu.wall.model import Model
 
 Tell = Callable[[bytes], None]
 _NOTHING = struct.pack(ROW_FORMAT, Op.ELAPSED, 0, 0, 0, 0, 0, 0, 0.0)  # a row that takes no time
@@ -70,7 +70,7 @@ class Meeting:
 class Referee:
     """Feeds the engine what ranks say, and answers them. Call `settle` after one or more `hear`."""
 
-    def __init__(self, model: Model, ranks: int, dilation: float, governor: Governor | None = None) -> None:
+    def __init__(self, model: Live, ranks: int, dilation: float, governor: Governor | None = None) -> None:
         self.model = model
         self.ranks = ranks
         self.dilation = dilation
@@ -144,7 +144,7 @@ class Referee:
 
     def _take_all(self) -> bool:
         moved = False
-        for lane in list(self.lanes.values()):
+        for lane in tuple(self.lanes.values()):
             while lane.queue and lane.at_work and self._take(lane, lane.queue[0]):
                 lane.queue.popleft()
                 moved = True
@@ -175,7 +175,10 @@ class Referee:
 
     def _take_dry(self, lane: Lane, said: F.Said) -> bool:
         """Take what counts from the moment at which the stream has done all before it."""
-        kind, time_s = said.kind, self._time_s(lane)
+        kind = said.kind
+        if said.stamp and kind != F.LOOK:
+            self._stand_still(lane, said.stamp)
+        time_s = self._time_s(lane)
         if kind == F.RECORD:
             event = (lane.rank, said.number)
             self.events[event] = time_s
@@ -206,21 +209,23 @@ class Referee:
 
     def _advance(self) -> bool:
         """Let the engine go on to the earliest time of a stream that works; answer those whose time is known."""
+        model, dry = self.model, self.model.dry
         working = [lane for lane in self.lanes.values() if lane.jobs > 0 and not lane.parked]
         watched = [lane.number for lane in working if lane.number >= 0]
         probing = [lane.rank for lane in working if lane.question is not None and lane.question.probe is not None]
         moved = False
         while True:
-            bound_s = min((self._bound_s(lane) for lane in working if self._idle(lane)), default=math.inf)
-            before = self.model.now_s
-            early = self.model.advance(bound_s, watched, probing)
+            bound_s = min([self._bound_s(lane) for lane in working if dry(lane.number)], default=math.inf)
+            before = model.now_s
+            early = model.advance(bound_s, watched, probing)
             answered = False
             for lane in working:
-                if self._idle(lane) and (lane.asked is not None or self._settled(lane)):
+                if (lane.asked is not None or lane.question is not None) and dry(lane.number) and self._settled(lane):
                     self._answer(lane)
                     answered = True
-            moved = moved or answered or self.model.now_s != before
-            if any(lane.queue for lane in working) or not (answered or early or self.model.now_s != before):
+            on = answered or model.now_s != before
+            moved = moved or on
+            if not (on or early) or any([lane.queue for lane in working]):
                 return moved
 
     def _bound_s(self, lane: Lane) -> float:
@@ -230,10 +235,8 @@ class Referee:
         return self.model.answer_time_s(lane.number, lane.question)
 
     def _settled(self, lane: Lane) -> bool:
-        """Tell whether nothing can change the answer to a stream's question any more."""
-        if lane.question is None:
-            return False
-        return self.model.answer_time_s(lane.number, lane.question) < self.model.settled_s
+        """Tell whether nothing can change the answer to what a dry stream asks any more."""
+        return lane.question is None or self.model.answer_time_s(lane.number, lane.question) < self.model.settled_s
 
     def _idle(self, lane: Lane) -> bool:
         return self.model.dry(lane.number)

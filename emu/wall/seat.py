@@ -49,6 +49,7 @@ class Seat:
         self.worked_until = 0.0  # when the kernel of the operation that goes on was done
         self._goes_on = 0
         self._out: list[bytes] = []
+        self._rows = b""
         self._in = bytearray()
         self._told: list[F.Told] = []
         self._socket = connect(address.hosts, address.port)
@@ -59,14 +60,24 @@ class Seat:
 
     def say(self, kind: int, stamp: float = 0.0, number: int = 0, payload: bytes = b"") -> None:
         """Say something, with the next flush."""
+        if self._rows:
+            rows, self._rows = self._rows, b""
+            self._out.append(F.said(F.ROWS, self.stream, 0.0, 0, rows))
         self._out.append(F.said(kind, self.stream, stamp, number, payload))
+
+    def say_rows(self, rows: bytes, stamp: float = 0.0) -> None:
+        """Say what the stream does; rows that follow one another without a stamp go as one."""
+        if stamp:
+            self.say(F.ROWS, stamp, payload=rows)
+        else:
+            self._rows += rows
 
     def stamp(self) -> float:
         """Return this moment on the referee's clock."""
         return now() + self.ahead_s
 
     def flush(self) -> None:
-        """Send what was said."""
+        """Send what was said. Rows without a stamp wait for what follows them."""
         if self._out:
             data, self._out = b"".join(self._out), []
             try:
@@ -150,7 +161,7 @@ class Seat:
     def exchange(self, key: Any, members: tuple[int, ...], value: Any) -> list[Any]:
         """Give a value, get those of all members; all go on at the same emulated time."""
         self.settle()
-        self.say(F.EXCHANGE, payload=pickle.dumps((key, members, pickle.dumps(value))))
+        self.say(F.EXCHANGE, self.stamp(), payload=pickle.dumps((key, members, pickle.dumps(value))))
         self.flush()
         values = pickle.loads(self.answer().payload)
         self.sleep_until(self.moment(self.time_s))

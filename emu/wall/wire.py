@@ -177,7 +177,7 @@ class WallWire:
             raise ConfigError("wait: a request of the same stream is expected; wait for it on the stream that made it")
         seat.settle()
         wild = [p for p in pendings if p.inner is None]
-        seat.say(F.ROWS, payload=self._wait_rows(pendings))
+        seat.say_rows(self._wait_rows(pendings))
         seat.ask(pickle.dumps([p.number for p in wild]) if wild else b"")
         told = seat.answer()
         if wild:
@@ -196,7 +196,7 @@ class WallWire:
         seat.settle()
         flag = COLLECTIVE if collective else 0
         stamp = 0.0 if collective else seat.stamp()
-        seat.say(F.ROWS, stamp, payload=_pack(op, seat.stream, flag, peer, tag, self.context, nbytes, 0.0))
+        seat.say_rows(_pack(op, seat.stream, flag, peer, tag, self.context, nbytes, 0.0), stamp)
         number = seat.posted
         seat.posted = number + 1
         return number
