@@ -9,7 +9,7 @@ Where a rank's host is late, emulated time stands still for all (the origin move
 letting messages through faster than their links would. How long it stood still, and which messages were late for
 it, is told at the end.
 
-Floors, bottom up: `frames` (what ranks and the referee say to each other), `model` (the engine as it is used
-here), `referee` (who may go on, and when), `agent` (its process), `seat` (one stream's place at the table), `pace`
-(precise sleep), `log`, `wire`, `streams`, `device` (what a program holds), `lateness`, `run`.
+Floors, bottom up: `frames` (what ranks and the referee say to each other), `referee` (who may go on, and when),
+`agent` (its process), `seat` (one stream's place at the table), `pace` (precise sleep), `log`, `wire`, `streams`,
+`device` (what a program holds), `lateness`, `run`. The engine is used as `emu.engine.live` offers it.
 """
