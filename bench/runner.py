@@ -125,6 +125,8 @@ def _table(rows: list[Result]) -> list[str]:
 
 
 def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

@@ -2,8 +2,9 @@
 
 import pytest
 
-from bench.fidelity import MIB, _rank_correlation, all_reduce_s, measure
+from bench.fidelity import MIB, _interior, _rank_correlation, all_reduce_s, measure
 from bench.published import E1, E4, E6, E10, rows_of
+from emu.engine.profiles import NCCL_LAUNCH_S
 
 
 @pytest.mark.parametrize("table, rows", [(E1, 21), (E4, 12), (E6, 20), (E10, 20)])
@@ -36,6 +37,24 @@ def test_every_row_says_what_it_compares():
     assert {"table", "row", "measured", "emulated", "error_pct", "spread_pct"} <= set(result["rows"][0])
     assert {mean["table"] for mean in result["means"]} == {"E6", "E6 by GPUs"}
     assert all(result["checks"].values())
+
+
+def test_the_launch_comes_from_the_table_that_the_output_names_and_no_aim_is_in():
+    result = measure("none")
+    beyond = sorted(row["beyond_us"] for row in result["calibration_rows"])
+    assert result["calibration"].startswith("SMALL")
+    assert result["launch_us"] == pytest.approx(beyond[len(beyond) // 2], abs=0.5)
+    assert NCCL_LAUNCH_S * 1e6 == result["launch_us"]
+
+
+def test_a_spread_is_measured_or_says_why_not():
+    for row in measure("F10")["rows"]:
+        assert row["spread_pct"] is not None or row["note"]
+
+
+def test_a_sweep_s_best_bucket_is_between_its_ends():
+    assert _interior([{"emulated": t} for t in (3, 2, 1, 2, 4, 1, 2, 3)])
+    assert not _interior([{"emulated": t} for t in (1, 2, 3, 4)])
 
 
 def test_rank_correlation_is_spearmans():

@@ -53,3 +53,15 @@ def test_the_least_estimate_is_chosen(graph, nbytes, algorithm, protocol):
 def test_the_switch_reduces_where_that_pays(cluster, gpus, algorithm):
     graph = graph_of(load_cluster(cluster, gpus=gpus), range(gpus))
     assert choice(graph, "all_reduce", 8 << 30)[0] == algorithm
+
+
+@pytest.mark.parametrize(
+    "cluster, gpus, there",
+    [("dgx-a100", 8, True), ("dgx-1", 8, True), ("dgx-a100:2", 16, True), ("dgx-1-p100", 8, False),
+     ("pcie-box", 8, False), ("tcp-100g", 2, False), ("ib-hdr", 2, False)],
+)  # fmt: skip
+def test_ll128_is_for_nvlink_from_volta_on_and_nics_under_the_gpu_s_switch(cluster, gpus, there):
+    loaded = load_cluster(cluster) if ":" in cluster else load_cluster(cluster, gpus=gpus)
+    graph = graph_of(loaded, range(gpus))
+    assert graph.ll128 == there
+    assert (predicted_us(graph, "all_reduce", "ring", "LL128", 1 << 20) < float("inf")) == there

@@ -140,6 +140,8 @@ def terms_of(cluster: Any, graph: nccl.Graph, family: str, protocol: str, nbytes
         more = _slack(cluster, kind)
         if family == "nvls":
             more /= generation.nvls_fraction
+        if family == "tree" and k > 0 and kind != "net":
+            more /= nccl.TREE_FRACTION
         steps[kind] = Step(latency_s, wire * more, cap)
     base_us = nccl.NVLS_US if family == "nvls" else nccl.BASE_US[family][k]
     chunk = channels * nccl.CHUNK_BYTES if k == 2 and family != "nvls" else math.inf
@@ -162,5 +164,5 @@ def _slack(cluster: Any, kind: str) -> float:
         rate = spec.pcie.link.rate(16)
         return max(1.0, rate / nccl.PCIE_BYTES_PER_S.get(spec.pcie.link.name, rate))
     link = spec.scaleup.link
-    return 1.0 if link is None else max(1.0, link.rate(1) / nccl.LINK_BYTES_PER_S.get(link.name, link.rate(1)))
+    return 1.0 if link is None else max(1.0, link.rate(1) / nccl.KERNEL_BYTES_PER_S.get(link.name, link.rate(1)))
 

@@ -29,6 +29,7 @@ NET_OVERHEAD_US = {"intel": 1.0, "amd": 2.0}
 LINK_BYTES_PER_S = {  # of one NVLink, as the search of rings takes it
     "nvlink1": 18e9, "nvlink2": 20e9, "nvlink3": 20e9, "nvlink4": 20.6e9, "nvlink5": 40.1e9, "nvlink3-bridge": 12e9,
 }  # fmt: skip
+KERNEL_BYTES_PER_S = {**LINK_BYTES_PER_S, "nvlink2": 21.7e9}  # what NCCL's kernels move; MSCCL's fit of NVLink 2
 PCIE_BYTES_PER_S = {"pcie1": 3e9, "pcie2": 6e9, "pcie3": 12e9, "pcie4": 24e9, "pcie5": 48e9, "pcie6": 96e9}  # x16
 NET_FRACTION = 0.96  # 12 GB/s of a line of 100 Gb/s
 LL128_FRACTION, LL_FRACTION, TREE_FRACTION = 0.92, 0.5, 0.92
@@ -83,6 +84,7 @@ class Graph:
     inside: str = "nvlink"
     cpu: str = "intel"
     reduces: bool = False
+    ll128: bool = True  # whether 128 bytes stay together on every way, as that protocol needs
 
     @property
     def ranks(self) -> int:
@@ -123,6 +125,8 @@ def predicted_us(graph: Graph, collective: str, algorithm: str, protocol: str, n
         return float("inf")
     if graph.ranks < 2:
         return 0.0
+    if protocol == "LL128" and not graph.ll128:
+        return float("inf")
     k = PROTOCOLS.index(protocol)
     latency = _ring_us(graph, collective, k) if algorithm == "ring" else _tree_us(graph, k)
     rate = _ring_rate(graph, collective, k) if algorithm == "ring" else _tree_rate(graph, k, nbytes)
@@ -198,7 +202,8 @@ def _graph(cluster: Any, group: tuple[int, ...]) -> Graph:
         members.setdefault(cluster.node_of(rank), []).append(rank)
     local = max(len(ranks) for ranks in members.values())
     if not hasattr(cluster, "node"):
-        return Graph(len(members), local, GENERATIONS["ampere"], 1, *_plain_rates(cluster, members), inside="pcie")
+        rates = _plain_rates(cluster, members)
+        return Graph(len(members), local, GENERATIONS["ampere"], 1, *rates, "pcie", ll128=False)
     node = cluster.node(next(iter(members)))
     spec = node.spec
     generation = generation_of(cluster.gpu(group[0]))
@@ -211,7 +216,20 @@ def _graph(cluster: Any, group: tuple[int, ...]) -> Graph:
         between = len(nics) * NET_FRACTION * min(line * cluster.spec.transport.efficiency, line) / channels / 1e9
     cpu = "amd" if spec.cpu.name.startswith("epyc") else "intel"
     reduces = spec.scaleup.reduces and generation.nvls_channels > 0
-    return Graph(len(members), local, generation, channels, total / channels / 1e9, between, inside, cpu, reduces)
+    rate, ll128 = total / channels / 1e9, _keeps_order(cluster, members, local == 1 or inside == "nvlink")
+    return Graph(len(members), local, generation, channels, rate, between, inside, cpu, reduces, ll128)
+
+
+def _keeps_order(cluster: Any, members: dict[int, list[int]], inside: bool) -> bool:
+    """Whether LL128's 128 bytes arrive as they left: by NVLink from Volta on, by NICs under the GPU's own switch."""
+    number, ranks = next(iter(members.items()))
+    node = cluster.node(number)
+    if not inside or cluster.gpu(ranks[0]).scaleup == "nvlink1":
+        return False
+    if len(members) == 1:
+        return True
+    own = [(f"gpu{cluster.local_rank(rank)}", f"nic{cluster.nic_of(rank)}") for rank in ranks]
+    return not node.transport.staged and all(node.meet(gpu, nic) is not None for gpu, nic in own)
 
 
 def _plain_rates(cluster: Any, members: dict[int, list[int]]) -> tuple[float, float]:

@@ -24,8 +24,8 @@ class Profile:
     tuned: bool = False
 
 
-# Calibrated: 8 P100, all-reduces of 1 to 16 KiB take 45 to 54 us (Tartan), 30 us beyond NCCL's own estimate of 15 us.
-NCCL_LAUNCH_S = 30e-6
+# Calibrated by two nodes of 8 A100, all-reduces of 1 to 16 KiB, beyond NCCL's own estimate: `bench.published.SMALL`.
+NCCL_LAUNCH_S = 17e-6
 GLOO_LAUNCH_S = 10e-6  # from memory: a call is handed to a worker thread
 
 PROFILES = {
