@@ -29,6 +29,7 @@ class Fp16:
     """Sends gradients in 16 bits."""
 
     def __init__(self, gpu: Gpu) -> None:
+        self.kept: Kept = {}
         self.all_reduce = find("all_reduce", "ring")
 
     def __call__(self, gpu: Gpu, comm: Any, bucket: Bucket) -> None:
@@ -41,18 +42,26 @@ class Fp16:
         launch(gpu, _widen, half, x, cost=cost, name="fp16 decompress")
 
 
+Kept = dict[tuple[str, Any], Any]
+"""Arrays that a hook keeps from step to step, by kind and by what they belong to: a parameter, or a bucket's number.
+
+A checkpoint holds them. A `residual` is what is yet to be sent of a parameter, `server` what a part's owner has yet to
+give on, a `factor` is the same on all ranks.
+"""
+
+
 class Residuals:
     """What was not sent yet, by parameter, in each bucket's order."""
 
-    def __init__(self) -> None:
-        self._of: dict[Any, Any] = {}
+    def __init__(self, kept: Kept) -> None:
+        self._kept = kept
 
     def add(self, gpu: Gpu, bucket: Bucket) -> list[Any]:
         """Add the residuals to the gradients; return the residuals' arrays."""
         for parameter in bucket.parameters:
-            if parameter not in self._of:
-                self._of[parameter] = gpu.zeros((parameter.size,), bucket.dtype, purpose="buffers")
-        held = [self._of[parameter] for parameter in bucket.parameters]
+            if ("residual", parameter) not in self._kept:
+                self._kept["residual", parameter] = gpu.zeros((parameter.size,), bucket.dtype, purpose="buffers")
+        held = [self._kept["residual", parameter] for parameter in bucket.parameters]
         cost = Cost(bucket.size, 3 * bucket.nbytes, bucket.dtype)
         launch(gpu, _add_all, bucket.gradients, cost=cost, name="add residual", parts=held)
         return held
@@ -62,17 +71,14 @@ class Residuals:
         cost = Cost(0, 2 * bucket.nbytes, bucket.dtype)
         launch(gpu, _spread, left, cost=cost, name="keep residual", parts=held)
 
-    def total(self, parameter: Any) -> Any:
-        """Return a parameter's residual."""
-        return self._of[parameter]
-
 
 class TopK:
     """Sends the largest elements; all ranks add everybody's, in rank order."""
 
     def __init__(self, gpu: Gpu, ratio: float = 0.01) -> None:
         self.ratio = ratio
-        self.residuals = Residuals()
+        self.kept: Kept = {}
+        self.residuals = Residuals(self.kept)
         self.all_gather = find("all_gather", "ring")
 
     def __call__(self, gpu: Gpu, comm: Any, bucket: Bucket) -> None:
@@ -98,8 +104,8 @@ class OneBit:
     """Sends signs: to each part's owner, who sums, takes signs again and gives them to all."""
 
     def __init__(self, gpu: Gpu) -> None:
-        self.residuals = Residuals()
-        self._server: dict[int, Any] = {}
+        self.kept: Kept = {}
+        self.residuals = Residuals(self.kept)
         self.all_to_all, self.all_gather = find("all_to_all", "pairwise"), find("all_gather", "ring")
 
     def __call__(self, gpu: Gpu, comm: Any, bucket: Bucket) -> None:
@@ -115,12 +121,12 @@ class OneBit:
         self.residuals.keep(gpu, bucket, x, held)  # _signs took what is sent out of x
         got = comm.empty_like(sent)
         self.all_to_all(comm, sent, got)
-        key = id(bucket)
-        if key not in self._server:
-            self._server[key] = gpu.zeros((each,), "float32", purpose="buffers")
+        owed = "server", bucket.index
+        if owed not in self.kept:
+            self.kept[owed] = gpu.zeros((each,), "float32", purpose="buffers")
         mine = comm.empty(each // 8 + 4, "uint8", like=x)
         cost = Cost(4 * each * p, got.nbytes + 8 * each, bucket.dtype)
-        launch(gpu, _sum_signs, got, self._server[key], mine, writes=2, cost=cost, name="1-bit sum", parts=p, each=each)
+        launch(gpu, _sum_signs, got, self.kept[owed], mine, writes=2, cost=cost, name="1-bit sum", parts=p, each=each)
         everyone = comm.empty_like(sent)
         self.all_gather(comm, mine, everyone)
         cost = Cost(x.size, sent.nbytes + x.nbytes, bucket.dtype)

@@ -27,7 +27,7 @@ class DataParallel:
 
     `all_reduce(comm, x)` sums in place. The loss must be the mean over the global batch, so that gradients sum; with
     `average` "before" or "after" (their sum) that over this rank's own part of it, all parts being of one size.
-    `hook(gpu, comm, bucket)` sums a bucket's gradients another way (see `emu.parallel.compression`). After the first
+    `hook(gpu, comm, bucket)` sums a bucket's gradients another way (see `emu.parallel.compression`). Before the second
     step the buckets are rebuilt in the order in which rank 0's gradients became ready. Under a hook, whose
     state belongs to buckets, they are not. `deterministic` adds every element in the same order for any buckets.
     """
@@ -52,7 +52,6 @@ class DataParallel:
         counts: Callable[[Parameter], bool] = lambda parameter: True,
         clip_norm: float | None = None,
         loss_scale: LossScale | None = None,
-        rebuild: bool = True,
         average: str = "none",
     ) -> None:
         check_average(average)
@@ -61,7 +60,7 @@ class DataParallel:
         self.worker, self.workers = self.comm.rank, self.comm.size
         self.all_reduce, self.deterministic, self.hook, self.average = all_reduce, deterministic, hook, average
         self._sizes = bucket_bytes, first_bucket_bytes
-        self._counts, self._rebuilt = counts, hook is not None or not rebuild
+        self._counts, self._rebuilt = counts, hook is not None
         self.notes: list[str] = []
         made, kept = self._assign(model.trainable()), frozen(model.parameters())
         allocate(gpu, made)
@@ -84,6 +83,7 @@ class DataParallel:
 
     def begin(self) -> None:
         """Begin a step."""
+        self.settle()
         self.buckets.begin()
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -106,7 +106,10 @@ class DataParallel:
         self.buckets.finish()
         with self.gpu.span("optimizer"):
             self.update.all([bucket.gradients for bucket in self.buckets.all])
-        if not self._rebuilt:
+
+    def settle(self) -> None:
+        """Rebuild the buckets, once the order of gradients is known. Collective, between steps."""
+        if not self._rebuilt and self.buckets.order:
             self._rebuilt = True
             self._rebuild()
 

@@ -13,10 +13,11 @@ from typing import Any
 from emu.errors import ConfigError
 from emu.gpu import Cost, Gpu
 from emu.nn.model import Model
-from emu.nn.optim import Optimizer, Rule
+from emu.nn.optim import Rule
 from emu.nn.parameter import Parameter
 from emu.parallel.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, Bucket, allocate, assign, frozen
 from emu.parallel.readiness import Buckets
+from emu.parallel.update import Update
 
 SERVER = 0
 PULL = "pull"  # the stream that parameters come back on; gradients go out on the communication stream
@@ -60,13 +61,13 @@ class ParameterServer:
                 model.initialise(gpu, seed)
             for bucket in made + kept:
                 pull(gpu.comm, bucket.weights, root=SERVER)
-        self.optimizers: list[Optimizer] = []
-        if gpu.rank == SERVER:
-            self.optimizers = [Optimizer(rule, gpu, [bucket.weights]) for bucket in made]
+        self.update = Update(gpu, rule, [bucket.weights for bucket in made]) if gpu.rank == SERVER else None
 
     def begin(self) -> None:
         """Begin a step."""
         self.buckets.begin()
+        if self.update is not None:
+            self.update.begin(())
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Let gradients of the passes inside accumulate; the pass after them pushes once."""
@@ -98,8 +99,8 @@ class ParameterServer:
         pushed = gpu.record()
         with gpu.stream(PULL):
             gpu.wait(pushed)
-            if self.optimizers:
-                self.optimizers[bucket.index].step(gpu, [bucket.weights], [bucket.gradients])
+            if self.update is not None:
+                self.update.one(bucket.index, bucket.gradients)
             self.pull(gpu.comm, bucket.weights, root=SERVER)
             bucket.sent = gpu.record()
 

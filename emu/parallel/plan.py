@@ -140,7 +140,5 @@ def _check_pairs(plan: Plan) -> None:
         raise ConfigError(f"offload: a strategy of zero1, zero2 or zero3 is expected, got {plan.strategy}")
     if plan.resume and not plan.checkpoint:
         raise ConfigError("resume: a checkpoint directory is expected, got none; add --checkpoint DIR")
-    if plan.checkpoint and (plan.strategy == "ps" or plan.hook != "none"):
-        raise ConfigError("checkpoint: ddp without a hook, zero1, zero2 or zero3 is expected; leave one of them out")
     if plan.checkpoint_every < 0:
         raise ConfigError(f"checkpoint_every: at least 0 steps are expected, got {plan.checkpoint_every}")

@@ -8,6 +8,7 @@ Source: Vogels et al., "PowerSGD", NeurIPS 2019, algorithm 1.
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,7 @@ class PowerSGD:
 
     def __init__(self, gpu: Gpu, rank: int = RANK) -> None:
         self.rank = rank
-        self._q: dict[Any, Any] = {}
-        self._residual: dict[Any, Any] = {}
+        self.kept: dict[tuple[str, Any], Any] = {}  # factors and residuals, by parameter
         self.all_reduce = find("all_reduce", "ring")
 
     def __call__(self, gpu: Gpu, comm: Any, bucket: Bucket) -> None:
@@ -44,9 +44,15 @@ class PowerSGD:
         qs = comm.empty(sum(m.shape[1] * self.rank for _, m in thin), x.dtype, like=x)
         rest = comm.empty(sum(v.size for _, v in plain), x.dtype, like=x)
         for parameter, m in thin:
-            if parameter not in self._q:
+            if ("factor", parameter) not in self.kept:
                 self._begin(gpu, parameter, m, bucket.dtype)
-        matrices = [(m, self._q[parameter], self._residual[parameter]) for parameter, m in thin]
+            if ("residual", parameter) not in self.kept:
+                self.kept["residual", parameter] = gpu.zeros((m.size,), bucket.dtype, purpose="buffers")
+        matrices = [
+            (m, self.kept["factor", parameter].reshape((m.shape[1], self.rank)),
+             self.kept["residual", parameter].reshape(m.shape))
+            for parameter, m in thin
+        ]  # fmt: skip
         flops = 2 * self.rank * sum(m.size for _, m in thin)
         cost = Cost(flops, 3 * bucket.nbytes, bucket.dtype)
         launch(gpu, _left, ps, rest, writes=2, cost=cost, name="powersgd P", matrices=matrices,
@@ -59,10 +65,9 @@ class PowerSGD:
                plain=[v for _, v in plain], ranks=p)  # fmt: skip
 
     def _begin(self, gpu: Gpu, parameter: Any, m: Any, dtype: str) -> None:
-        rng = np.random.default_rng([m.shape[1], self.rank, len(self._q)])
-        q = rng.standard_normal((m.shape[1], self.rank)).astype(np.float32)
-        self._q[parameter] = gpu.array(q, dtype, purpose="buffers", name="powersgd start")
-        self._residual[parameter] = gpu.zeros(m.shape, dtype, purpose="buffers")
+        rng = np.random.default_rng([m.shape[1], self.rank, zlib.crc32(parameter.name.encode())])
+        q = rng.standard_normal(m.shape[1] * self.rank).astype(np.float32)
+        self.kept["factor", parameter] = gpu.array(q, dtype, purpose="buffers", name="powersgd start")
 
 
 def _cuts(matrices: list[tuple[Any, Any, Any]], side: int) -> list[slice]:

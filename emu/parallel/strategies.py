@@ -16,7 +16,6 @@ from emu.parallel.data_parallel import DataParallel
 from emu.parallel.grid import Grid
 from emu.parallel.parameter_server import ParameterServer
 from emu.parallel.plan import Plan
-from emu.parallel.tasks import TASKS
 from emu.parallel.update import LossScale, Norm
 from emu.parallel.zero import Zero
 
@@ -72,7 +71,7 @@ def make_strategy(
         hook = HOOKS[plan.hook](gpu) if plan.hook != "none" else None
         return DataParallel(
             gpu, model, rule, find("all_reduce", plan.algorithm), find("broadcast", "binomial"), plan.seed,
-            deterministic=plan.deterministic, hook=hook, rebuild=plan.model in TASKS, **common,
+            deterministic=plan.deterministic, hook=hook, **common,
         )  # fmt: skip
     levels = grid.levels
     scatter = levels.reduce_scatter if levels else find("reduce_scatter", "ring")
