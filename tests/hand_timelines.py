@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from emu.engine.layout import QUEUE, WINDOW
 from emu.timeline import Timeline
 from emu.trace import COLLECTIVE, ROW, STEP, Op, Template, Trace
 
@@ -20,6 +21,7 @@ FLOW = np.dtype([
     ("src", "i4"), ("dst", "i4"), ("route", "i4"), ("bytes", "i8"), ("stream", "u1"), ("label", "i4"),
     ("posted_s", "f8"), ("start_s", "f8"), ("end_s", "f8"), ("arrival_s", "f8"),
 ])  # fmt: skip
+NO_STALLS = np.zeros(0, [("rank", "i4"), ("src", "i4"), ("dst", "i4"), ("start_s", "f8"), ("end_s", "f8")])
 LABELS = ("step", "forward", "all_reduce", "pipeline stage")
 STEP_SPAN, KERNEL, RING, PIPELINE = range(4)
 
@@ -110,7 +112,7 @@ class FourGpus:
         return SimpleNamespace(name=name, kind=name)
 
 
-def timeline(*logs, group=None, flows=None, routes=(), stalls=None, streams=("default", "comm", "io")):
+def timeline(*logs, group=None, flows=None, routes=(), stalls=NO_STALLS, streams=("default", "comm", "io")):
     template = np.array([(Op.SEND, 0, COLLECTIVE, 1, 0, 0, 100, 0.0)], dtype=ROW)
     trace = Trace(
         header={"streams": streams},
@@ -132,5 +134,7 @@ def timeline(*logs, group=None, flows=None, routes=(), stalls=None, streams=("de
         routes=routes,
         rank_end_s=np.array(ends),
         stalls=stalls,
+        windows=np.zeros(0, WINDOW),
+        queues=np.zeros(0, QUEUE),
     )
     return Timeline(raw, trace, FourGpus())

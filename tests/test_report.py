@@ -11,6 +11,7 @@ import pytest
 from hand_timelines import RING, FourGpus, RankLog, timeline
 
 from emu.errors import ConfigError
+from emu.program import run
 from emu.report.html import html_page, write_html
 from emu.report.perfetto import perfetto, write_perfetto
 from emu.report.plots import write_line_plot, write_step_plot
@@ -53,6 +54,19 @@ def test_perfetto_has_a_row_a_gpu_and_stream_and_one_a_busy_link():
     assert names == {(0, 0): "default", (0, 1): "comm", (1, 0): "default", (1, 1): "comm", (2, 0): "nvlink"}
     assert {(e["pid"], e["tid"]) for e in slices(trace)} == set(names)
     assert trace["otherData"]["left_out"] == "nothing"
+
+
+def test_perfetto_counts_windows_and_queues_of_tcp():
+    def program(gpu):
+        x = gpu.empty(100_000)
+        gpu.comm.waitall([gpu.comm.irecv(x, 0)]) if gpu.rank else gpu.comm.waitall([gpu.comm.isend(x, 1)])
+
+    settings = {"switch.buffer": "64 kB"}
+    found = run(program, "tcp-1g", 2, way="local", profile="mpi", **settings).timeline
+    counted = [event for event in perfetto(found)["traceEvents"] if event["ph"] == "C"]
+    assert {event["name"].split()[0] for event in counted} == {"queue", "window"}
+    sizes = [event["args"]["cwnd"] for event in counted if event["name"] == "window 0 to 1"]
+    assert sizes == found.tcp_windows()[0, 1]["cwnd_bytes"].tolist()
 
 
 def test_perfetto_names_spans_and_counts_in_microseconds():

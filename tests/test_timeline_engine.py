@@ -205,3 +205,53 @@ def test_spans_alone_give_the_same_accounting_as_spans_and_flows():
     with_flows, without = (Timeline(resolve(trace, cluster, detail=d), trace, cluster) for d in ("flows", "spans"))
     assert with_flows.steps() == without.steps()
     assert with_flows.link_use()[0].bytes == without.link_use()[0].bytes
+
+
+def incast(senders, part=40_000, queries=3):
+    """Rank 0 asks the others, who answer all at once."""
+
+    def program(gpu):
+        comm, answer, ask = gpu.comm, gpu.empty(part // 4), gpu.empty(25)
+        for _ in range(queries):
+            if comm.rank == 0:
+                asked = [comm.isend(ask, r) for r in range(1, senders + 1)]
+                comm.waitall([*asked, *(comm.irecv(answer, r) for r in range(1, senders + 1))])
+            else:
+                comm.recv(ask, 0)
+                comm.send(answer, 0)
+
+    settings = {"transport": "tcp", "switch.buffer": "64 kB", "tcp.rto_min": "200 ms"}
+    return timed(program, senders + 1, "tcp-1g", "mpi", **settings)
+
+
+def test_a_timeout_is_a_stall_of_the_step_and_of_the_critical_path():
+    found = incast(20)
+    timeouts = found.raw.counters["tcp_timeouts"]
+    assert timeouts > 0 and len(found.raw.stalls) == 2 * timeouts
+    step = found.step_of(0)
+    assert step["stall_s"] >= 0.2
+    assert sum(step[part] for part in PART_NAMES) == step["time_s"]
+    stalls = [stretch for stretch in found.critical_path if stretch.kind == "stall"]
+    assert stalls and all(stretch.label.startswith("timeout of rank ") for stretch in stalls)
+    assert found.critical_path[0].start_s == 0.0 and found.critical_path[-1].end_s == found.end_s
+    for one, other in itertools.pairwise(found.critical_path):
+        assert one.end_s == other.start_s
+
+
+def test_timeouts_are_told_with_spans_alone_and_windows_and_queues_with_flows():
+    found = incast(20)
+    windows, queues = found.tcp_windows(), found.port_queues()
+    assert {pair for pair in windows if pair[1] == 0} == {(r, 0) for r in range(1, 21)}
+    assert all((np.diff(log["time_s"]) >= 0).all() for log in (*windows.values(), *queues.values()))
+    assert max(log["bytes"].max() for log in queues.values()) <= 64e3
+    spans = resolve(found.trace, found.cluster, profile="mpi", detail="spans")
+    assert (spans.stalls == found.raw.stalls).all()
+
+
+def test_a_library_s_launch_is_launch_and_not_communication():
+    found = timed(lambda gpu: ring_all_reduce(gpu.comm, gpu.zeros(1 << 20)), 4, "dgx-a100", "nccl")
+    launch_s = float(found.spans["launch_s"][0])
+    step = found.step_of(0)
+    assert step["launch_gap_s"] == pytest.approx(launch_s, rel=1e-9)
+    assert step["exposed_communication_s"] == pytest.approx(found.end_s - launch_s, rel=1e-9)
+    assert [stretch.kind for stretch in found.critical_path] == ["launch", "communication"]

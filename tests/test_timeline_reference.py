@@ -70,6 +70,8 @@ class Reference:
             return "launch_gap_s" if time < span["start_s"] + span["launch_s"] else KINDS[op]
         if op == Op.AWAIT:
             return self.cause(rank, self._event_stream(rank, span), time)
+        if op == Op.CALL and time < span["start_s"] + span["launch_s"]:
+            return "launch_gap_s"
         met = self._call_met(rank, stream, span) if op == Op.CALL else self._wait_met(rank, stream, span)
         return "straggler_wait_s" if time < met else "exposed_communication_s"
 

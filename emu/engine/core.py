@@ -97,7 +97,7 @@ def run(s):
             time = min(time, real[L.NEXT_FAULT])
             if time >= real[L.HORIZON]:
                 return L.AT_HORIZON
-            if count[L.LOG_FLOWS] and count[L.TCP_COUNT] > 0 and count[L.LINK_COUNT] + 4 * count[L.TCP_COUNT] + max(
+            if count[L.LOG_SPANS] and count[L.TCP_COUNT] > 0 and count[L.LINK_COUNT] + 4 * count[L.TCP_COUNT] + max(
                     count[L.WINDOW_LOG], count[L.QUEUE_LOG]) > count[L.LOG_CAPACITY]:
                 return L.NEED_LOG
             real[L.NOW] = time

@@ -237,6 +237,8 @@ def _unfold(raw: RawTimeline, trace: Trace, block: Block) -> RawTimeline:
         raw, spans=spans, flows=_unfold_flows(raw.flows, shift, count, before.at_s, after.at_s),
         rank_end_s=raw.rank_end_s + shift * count,
         link_bytes=raw.link_bytes + count * (after.carried - before.carried), counters=counters,
+        windows=_unfold_log(raw.windows, shift, count, before.at_s, after.at_s),
+        queues=_unfold_log(raw.queues, shift, count, before.at_s, after.at_s),
     )
 
 
@@ -252,6 +254,19 @@ def _number_steps(spans: np.ndarray, trace: Trace) -> None:
     """Give each step span the number that its own row has."""
     for i in np.flatnonzero((spans["op"] == L.BEGIN) & (spans["flag"] & L.STEP != 0)):
         spans["index"][i] = trace.ranks[spans["rank"][i]]["b"][spans["row"][i]]
+
+
+def _unfold_log(log: np.ndarray, shift: float, count: int, before: float, after: float) -> np.ndarray:
+    """Repeat what windows and queues did between the two snapshots; shift what they did later."""
+    inside = log[(log["time_s"] >= before) & (log["time_s"] < after)]
+    parts = [log[log["time_s"] < after]]
+    for j, some in [(j, inside) for j in range(1, count + 1)] + [(count, log[log["time_s"] >= after])]:
+        some = some.copy()
+        for name in ("time_s", "until_s"):
+            if name in (some.dtype.names or ()):
+                some[name] += shift * j
+        parts.append(some)
+    return np.concatenate(parts)
 
 
 def _unfold_flows(flows: np.ndarray, shift: float, count: int, before: float, after: float) -> np.ndarray:

@@ -91,8 +91,9 @@ PORT = np.dtype([("buffer", "f8"), ("threshold", "f8"), ("queue", "f8"), ("rtt",
 LOST = np.dtype([("seen", "i4"), ("lost", "i4"), ("later", "i4"), ("again", "i4"), ("listed", "i4"), ("before", "i4")])
 SHUFFLE = 1 << 16  # segments of one round at one port; where there are more, several go as one
 
+ROUND, LOSS, TIMEOUT, RESTART = range(4)  # what a line of the window log tells
 WINDOW = np.dtype([("time_s", "f8"), ("src", "i4"), ("dst", "i4"), ("cwnd_bytes", "f8"), ("ssthresh_bytes", "f8"),
-                   ("what", "i4")])
+                   ("what", "i4"), ("until_s", "f8")])
 QUEUE = np.dtype([("time_s", "f8"), ("link", "i4"), ("bytes", "f8"), ("dropped", "i4")])
 
 EVENT = np.dtype([("time", "f8"), ("key", "i8"), ("what", "i8")])

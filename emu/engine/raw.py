@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from emu.engine.layout import QUEUE, WINDOW
+from emu.engine.layout import QUEUE, TIMEOUT, WINDOW
+
+STALL = np.dtype([("rank", "i4"), ("src", "i4"), ("dst", "i4"), ("start_s", "f8"), ("end_s", "f8")])
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,8 @@ class RawTimeline:
     and empty unless asked for. `labels` are the trace's, followed by the names of its templates. `link_bytes` is
     what each link of the cluster carried, `routes` what `flows["route"]` counts (0: to oneself).
     `windows` (dtype WINDOW) and `queues` (dtype QUEUE) tell, with the flows, how TCP windows and port queues went;
-    `what` is 0 for a round trip, 1 for a loss that later segments told of, 2 for a timeout, 3 for a new start.
+    `what` is 0 for a round trip, 1 for a loss that later segments told of, 2 for a timeout, until `until_s`, 3 for a
+    new start. With spans alone there are the timeouts and no queues.
     """
 
     spans: np.ndarray
@@ -31,6 +34,16 @@ class RawTimeline:
     queues: np.ndarray = field(default_factory=lambda: np.zeros(0, QUEUE))
     counters: Mapping[str, int] = field(default_factory=dict)
     spread: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def stalls(self) -> np.ndarray:
+        """When a rank's connection to or from another stood still for a retransmission timeout (dtype STALL)."""
+        late = self.windows[self.windows["what"] == TIMEOUT]
+        found = np.zeros(2 * len(late), STALL)
+        for half, rank in ((slice(0, len(late)), "src"), (slice(len(late), None), "dst")):
+            found["rank"][half], found["src"][half], found["dst"][half] = late[rank], late["src"], late["dst"]
+            found["start_s"][half], found["end_s"][half] = late["time_s"], late["until_s"]
+        return found
 
     @property
     def end_s(self) -> float:

@@ -19,6 +19,7 @@ import numpy as np
 
 from emu.engine import layout as L
 from emu.engine.events import push
+from emu.engine.layout import LOSS, RESTART, ROUND, TIMEOUT
 from emu.engine.memory import (
     connections,
     counts,
@@ -37,7 +38,6 @@ from emu.engine.memory import (
 )
 from emu.engine.noise import uniform
 
-ROUND, LOSS, TIMEOUT, RESTART = range(4)  # what a line of the window log tells
 DUPLICATES = 3  # later segments that must arrive before a loss is known without a timeout
 
 
@@ -343,9 +343,10 @@ def _lose(s, m, now):
 @inner("iiif")
 def _log_window(s, n, what, now):
     count = counts(s)
-    if count[L.LOG_FLOWS]:
+    if count[L.LOG_FLOWS] or (count[L.LOG_SPANS] and what == TIMEOUT):
         c = connections(s)[n]
         e = window_log(s)[count[L.WINDOW_LOG]]
         count[L.WINDOW_LOG] += 1
         e.time_s, e.src, e.dst, e.what = now, c.src, c.dst, what
         e.cwnd_bytes, e.ssthresh_bytes = c.window, c.threshold
+        e.until_s = c.blocked if what == TIMEOUT else now

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from emu.report.counters import counters
 from emu.timeline import Timeline
 from emu.timeline.links import link_flows
 from emu.trace import Op, write_whole
@@ -39,12 +40,13 @@ def perfetto(timeline: Timeline, most_events: int = MOST_EVENTS) -> dict:
     cut = _cut(timeline, most_events - for_links)
     events = list(_rank_events(timeline, cut))
     on_links, note = _link_events(timeline, cut, for_links)
-    note = "; ".join(filter(None, [cut.note, note]))
+    of_tcp, untold = counters(timeline, cut.end_s, most_events // 4)
+    note = "; ".join(filter(None, [cut.note, note, untold]))
     names = [*_rank_names(timeline, cut), *_link_names(timeline, on_links)]
     other = {"cluster": timeline.cluster.name, "gpus": timeline.world_size, "left_out": note or "nothing"}
     if note:
         names.append({"ph": "I", "s": "g", "pid": 0, "tid": 0, "ts": 0, "name": f"left out: {note}"})
-    return {"displayTimeUnit": "ns", "otherData": other, "traceEvents": names + events + on_links}
+    return {"displayTimeUnit": "ns", "otherData": other, "traceEvents": names + events + on_links + of_tcp}
 
 
 def write_perfetto(timeline: Timeline, path: str | os.PathLike, most_events: int = MOST_EVENTS) -> dict:

@@ -1,9 +1,9 @@
 """The accounting of a step, seen from a rank's default stream; its parts sum to the step exactly.
 
-While the default stream runs a kernel the time is computation (the launch before it: launch gap), while it
-runs a copy, copies. While it is blocked, the time belongs to what the stream that it waits for does: a
-collective or message whose other ranks have not all come is waiting for slower ranks, after that it is
-exposed communication of the slowest link class on its ways; kernels and copies of that other stream are
+While the default stream runs a kernel the time is computation (the launch before it: launch gap, as is that of a
+library's collective), while it runs a copy, copies. While it is blocked, the time belongs to what the stream that it
+waits for does: a collective or message whose other ranks have not all come is waiting for slower ranks, after that
+it is exposed communication of the slowest link class on its ways; kernels and copies of that other stream are
 computation and copies. What is blocked while its own rank is paused, or while a link on its messages' ways is
 down, is stalled. What waits inside a span called `pipeline …` for a message that its peer has not posted yet is the
 pipeline's bubble, as is a rank's idle time in such a step. The rest is idle.
@@ -54,6 +54,7 @@ _SECOND = np.full(256, Cause.IDLE, dtype=np.int32)
 _SECOND[[Op.COMPUTE, Op.ELAPSED]] = Cause.COMPUTE
 _SECOND[Op.COPY] = Cause.COPY
 
+_NO_STALLS = np.empty((0, 2))
 _BLOCKED = (Cause.STRAGGLER, Cause.BUBBLE, Cause.IDLE)
 
 
@@ -97,7 +98,7 @@ def account(
     view: RankView,
     meetings: Mapping[int, Meetings],
     steps: Windows,
-    stalls: np.ndarray | None = None,
+    stalls: np.ndarray = _NO_STALLS,
     pipeline_labels: np.ndarray | None = None,
 ) -> np.ndarray:
     """Return seconds by (step, cause) of one rank; each row sums to the step's length exactly.
@@ -109,7 +110,7 @@ def account(
         horizon_s = max(horizon_s, float(view.spans["end_s"].max()))
     pipelines = _pipelines(view, pipeline_labels)
     pieces = default_pieces(view, meetings, horizon_s, pipelines)
-    if stalls is not None and len(stalls):
+    if len(stalls):
         pieces = _mark(pieces, stalls, pieces.causes >= Cause.EXPOSED, Cause.STALL)
     if len(view.pauses) and len(view.spans):
         # Once the rank has ended, nothing of it is paused any more.
@@ -172,12 +173,20 @@ def stream_tiling(view: RankView, stream: StreamView, met: Meetings, horizon_s: 
         second[awaits] = follow(_awaited_streams(view, spans["row"][awaits]))
     waited = [(met.flap == flap, down) for flap, down in enumerate(met.down)]
     stalled = [(middles[at], ends[at], down) for at, down in waited if at.any()]
+    # What comes before an item has a piece of its own: what sends cost the stream, then the launch of a collective.
     sends = np.flatnonzero(met.before != GAP)
-    if len(sends):
-        leads = met.lead_s[sends]
-        ends = np.insert(ends, sends, starts[sends])
-        starts, middles = np.insert(starts, sends, leads), np.insert(middles, sends, leads)
-        first, second = np.insert(first, sends, Cause.IDLE), np.insert(second, sends, met.before[sends])
+    calls = np.flatnonzero(stream.whole & (spans["launch_s"] > 0.0))
+    if len(sends) or len(calls):
+        launched = np.minimum(starts[calls] + spans["launch_s"][calls], ends[calls])
+        leads = np.concatenate([met.lead_s[sends], starts[calls]])
+        until = np.concatenate([starts[sends], launched])
+        causes = np.concatenate([met.before[sends], np.full(len(calls), Cause.LAUNCH)])
+        starts, middles = starts.copy(), middles.copy()
+        starts[calls], middles[calls] = launched, np.maximum(middles[calls], launched)
+        at = np.concatenate([sends, calls])
+        ends = np.insert(ends, at, until)
+        starts, middles = np.insert(starts, at, leads), np.insert(middles, at, leads)
+        first, second = np.insert(first, at, Cause.IDLE), np.insert(second, at, causes)
     tiling = tile(starts, middles, ends, first, second, horizon_s)
     for begin, end, down in stalled:
         tiling = _interrupt(tiling, begin, end, down)

@@ -18,7 +18,8 @@ class Stretch:
     """One stretch of the path: `kind` is kernel, launch, copy, communication, stall or idle.
 
     For communication `link` names the slowest link class and link of the way; `because` says who was waited
-    for where the path goes on at another rank.
+    for where the path goes on at another rank. A stall's label says what stood still: a paused rank, a
+    connection until its retransmission timeout, a link that is down.
     """
 
     rank: int
@@ -53,8 +54,10 @@ class Walker:
         ways: Ways,
         labels: tuple[str, ...],
         link_names: list[str],
+        stalls: np.ndarray,
     ) -> None:
         self._views, self._meetings, self._ways = views, meetings, ways
+        self._stalls = stalls
         self._labels, self._link_names = labels, link_names
         self._ends: dict[tuple[int, int], np.ndarray] = {}
         self._records: dict[int, np.ndarray] = {}
@@ -166,7 +169,7 @@ class Walker:
         if start < last <= place.time_s:
             self._back_to_peer(place, path, span, item)
         else:  # this rank came last, or (such as the root of a broadcast) did not need the last one
-            self._add(place, path, "communication", self._label(span), start, self._link(met, item))
+            self._communicate(place, path, span, item, start)
 
     def _back_over_wait(self, place: _Place, path: list[Stretch], span: np.void, item: int) -> None:
         met = self._meetings[place.rank][place.stream]
@@ -175,15 +178,50 @@ class Walker:
             self._back_to_peer(place, path, span, item)
         else:
             posted = own if 0.0 <= own < place.time_s and np.isfinite(last) else float(span["start_s"])
-            self._add(place, path, "communication", self._label(span), posted, self._link(met, item))
+            self._communicate(place, path, span, item, posted)
 
     def _back_to_peer(self, place: _Place, path: list[Stretch], span: np.void, item: int) -> None:
         met = self._meetings[place.rank][place.stream]
         last, who = float(met.met_s[item]), int(met.rank[item])
         if last < place.time_s:
-            because = f"rank {who} came last"
-            self._add(place, path, "communication", self._label(span), last, self._link(met, item), because)
+            self._communicate(place, path, span, item, last, f"rank {who} came last")
         place.rank, place.stream = who, int(met.stream[item])
+
+    def _communicate(
+        self, place: _Place, path: list[Stretch], span: np.void, item: int, start_s: float, because: str = ""
+    ) -> None:
+        """Add communication back to `start_s`: what stalled in it, and the launch that it began with, apart."""
+        met = self._meetings[place.rank][place.stream]
+        link, label = self._link(met, item), self._label(span)
+        launched = 0.0
+        if span["launch_s"] > 0.0 and not because:
+            launched = min(float(span["start_s"] + span["launch_s"]), place.time_s)
+        for begin, end, what in self._stood_still(place.rank, met, item, max(start_s, launched), place.time_s):
+            if end < place.time_s:
+                self._add(place, path, "communication", label, end, link, because)
+            self._add(place, path, "stall", what, begin, link, because)
+        if max(start_s, launched) < place.time_s:
+            self._add(place, path, "communication", label, max(start_s, launched), link, because)
+        if start_s < place.time_s:
+            self._add(place, path, "launch", label, start_s)
+
+    def _stood_still(
+        self, rank: int, met: Meetings, item: int, start_s: float, end_s: float
+    ) -> list[tuple[float, float, str]]:
+        """Return disjoint (begin, end, what) within an interval, the last first."""
+        late = self._stalls[(self._stalls["rank"] == rank) & (self._stalls["start_s"] < end_s)]
+        found = [(float(e["start_s"]), float(e["end_s"]), f"timeout of rank {e['src']} to rank {e['dst']}")
+                 for e in late]
+        if met.flap[item] >= 0:
+            name = self._link_names[self._ways.flaps[int(met.flap[item])].link]
+            found += [(begin, end, f"{name} down") for begin, end in met.down[int(met.flap[item])].tolist()]
+        disjoint = []
+        for begin, end, what in sorted(found, key=lambda each: -each[1]):
+            begin, end = max(begin, start_s), min(end, end_s)
+            if begin < end:
+                disjoint.append((begin, end, what))
+                end_s = begin
+        return disjoint
 
     def _link(self, met: Meetings, item: int) -> str:
         way = self._ways.known[int(met.way[item])]

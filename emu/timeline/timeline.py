@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from emu.errors import ConfigError, TraceError
-from emu.timeline import accounting, links, table, volumes
+from emu.timeline import accounting, congestion, links, table, volumes
 from emu.timeline.meetings import Meetings, meet
 from emu.timeline.path import Stretch, Walker
 from emu.timeline.routes import Ways
@@ -91,13 +91,13 @@ class Timeline:
     @cached_property
     def accounts(self) -> np.ndarray:
         """Seconds by (rank, step, cause); see `emu.timeline.tiling.Cause`."""
-        stalls = getattr(self.raw, "stalls", None)
+        stalls = self.raw.stalls
         return np.stack([
             accounting.account(
                 view,
                 self.meetings[view.rank],
                 self.windows,
-                None if stalls is None else _stalls_of(stalls, view.rank),
+                _stalls_of(stalls, view.rank),
                 self._pipeline_labels,
             )
             for view in self.views
@@ -197,10 +197,7 @@ class Timeline:
 
         Raise ConfigError without flows.
         """
-        if not len(self.flows):
-            raise ConfigError(
-                "timeline: flows are needed for link use over time, got none; resolve with detail='flows'"
-            )
+        congestion.need_flows(self.flows, "link use over time")
         edges = np.linspace(0.0, self.end_s, bins + 1)
         used = {}
         for link, index in self._link_flows.items():
@@ -209,11 +206,28 @@ class Timeline:
             used[known.name] = carried / (known.bandwidth_bytes_per_s * np.diff(edges))
         return edges, used
 
+    def tcp_windows(self) -> dict[tuple[int, int], np.ndarray]:
+        """Return by (source, destination) how a TCP connection went: `time_s`, `cwnd_bytes`, `ssthresh_bytes`, `what`.
+
+        `what` is 0 for a round trip, 1 for a loss, 2 for a timeout (until `until_s`), 3 for a start after a rest.
+        Raise ConfigError without flows.
+        """
+        congestion.need_flows(self.flows, "TCP windows")
+        return congestion.windows(self.raw)
+
+    def port_queues(self) -> dict[str, np.ndarray]:
+        """Return by link how the queue before it went: `time_s`, `bytes`, `dropped` (segments).
+
+        Only ports with a buffer or a marking threshold have one. Raise ConfigError without flows.
+        """
+        congestion.need_flows(self.flows, "port queues")
+        return congestion.queues(self.raw, [link.name for link in self.cluster.links])
+
     @cached_property
     def critical_path(self) -> list[Stretch]:
         """What the last end waited for, from the start to the end, stretch by stretch."""
         names = [link.name for link in self.cluster.links]
-        return Walker(self.views, self.meetings, self._ways, self.labels, names).walk()
+        return Walker(self.views, self.meetings, self._ways, self.labels, names, self.raw.stalls).walk()
 
     @cached_property
     def _link_flows(self) -> dict[int, np.ndarray]:
