@@ -37,8 +37,8 @@ class Answers(Protocol):
     def probe(self, comm: Comm, source: int, tag: int, block: bool, take: bool) -> Any:
         """Return the message that a receive would get now (`block`: first)."""
 
-    def meet(self, comm: Comm, value: Any) -> list[Any]:
-        """Give every member a value, get theirs; nobody goes on before the last has come."""
+    def meet(self, comm: Comm, value: Any, work: Callable[[list[Any]], Any] = list) -> Any:
+        """Give every member a value, get what `work` makes of all; nobody goes on before the last has come."""
 
 
 class HostAnswers:
@@ -64,9 +64,9 @@ class HostAnswers:
         """Look at what has been sent."""
         return comm.wire.probe(source, tag, block, take)
 
-    def meet(self, comm: Comm, value: Any) -> list[Any]:
+    def meet(self, comm: Comm, value: Any, work: Callable[[list[Any]], Any] = list) -> Any:
         """Exchange values."""
-        return comm.wire.exchange(value)
+        return comm.wire.exchange(value, work)
 
 
 class Beside(Protocol):
@@ -141,16 +141,16 @@ class EngineAnswers:
             return None
         return comm.wire.probe(comm.group.index(answer.sources[0]), answer.tags[0], block=True, take=take)
 
-    def meet(self, comm: Comm, value: Any) -> list[Any]:
+    def meet(self, comm: Comm, value: Any, work: Callable[[list[Any]], Any] = list) -> Any:
         """Exchange values; all go on from the time at which the last one came."""
         if not self.engine.asked_before:
-            return comm.wire.exchange(value)
+            return comm.wire.exchange(value, work)
         time_s = self.ask(self._question(comm), lambda: "the time").time_s
         told = comm.wire.exchange((time_s, value))
         latest_s = max(each for each, _ in told)
         if latest_s > time_s:
             comm.log.reach(latest_s)
-        return [each for _, each in told]
+        return work([each for _, each in told])
 
     def _settle(self, comm: Comm, requests: Sequence[Any], answer: Any) -> None:
         """Match receives from any source with the messages that the engine has chosen."""

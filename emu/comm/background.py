@@ -180,9 +180,9 @@ class Switching:
         send = self.inner.isend(x, to, tag, collective)
         self._aside(lambda: self.inner.wait((receive, send)))
 
-    def exchange(self, value: Any) -> Any:
-        """Give one value, get every member's."""
-        return self._aside(lambda: self.inner.exchange(value))
+    def exchange(self, value: Any, work: Callable[[list[Any]], Any] = list) -> Any:
+        """Give one value, get what `work` makes of every member's."""
+        return self._aside(lambda: self.inner.exchange(value, work))
 
     def agree(self, call: Any) -> None:
         """Check that every member makes the same call."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import FrameType
 from typing import Any
 
@@ -210,21 +210,20 @@ class Comm:
         Collective. A rank that gives None gets None.
         """
         mine = (color, key, self._contexts[0])
-        told = self.wire.exchange(mine) if self.answers is None else self.answers.meet(self, mine)
-        base = max(context for _, _, context in told)
-        colors = sorted({c for c, _, _ in told if c is not None})
-        self._contexts[0] = base + len(colors)
-        made = None
-        for i, each in enumerate(colors):
-            members = [r for _, r in sorted((k, r) for r, (c, k, _) in enumerate(told) if c == each)]
-            wire = self.wire.sub(members if self.rank in members else None, base + i)
-            if wire is not None:
-                made = Comm(wire, self.log, [self.group[m] for m in members], base + i)
-                made._contexts, made.checks, made.templates = self._contexts, self.checks, self.templates
-                self.turns |= made.turns
-                made.turns = self.turns
-                made.answers, made.rows_first = self.answers, self.rows_first
-                made.cluster, made.profile, made.decisions = self.cluster, self.profile, self.decisions
+        meet = self.wire.exchange if self.answers is None else partial(self.answers.meet, self)
+        base, parts = meet(mine, _parts)
+        self._contexts[0] = base + len(parts)
+        number, members = parts.get(color, (None, ()))
+        context = base + (number or 0)
+        wire = self.wire.sub(number, members, context)
+        if wire is None:
+            return None
+        made = Comm(wire, self.log, [self.group[m] for m in members], context)
+        made._contexts, made.checks, made.templates = self._contexts, self.checks, self.templates
+        self.turns |= made.turns
+        made.turns = self.turns
+        made.answers, made.rows_first = self.answers, self.rows_first
+        made.cluster, made.profile, made.decisions = self.cluster, self.profile, self.decisions
         return made
 
     def alone(self) -> Comm:
@@ -322,6 +321,18 @@ class Comm:
         if not self.dry:
             self.log.fill_in(request.open_row, self.group[got.source], got.tag)
         request.open_row = -1
+
+
+def _parts(told: Sequence[tuple[int | None, int, int]]) -> tuple[int, dict[int | None, tuple[int, tuple[int, ...]]]]:
+    """Return the first context that is free on all ranks, and each colour's number and members, in order."""
+    by_color: dict[int, list[tuple[int, int]]] = {}
+    for rank, (color, key, _) in enumerate(told):
+        if color is not None:
+            by_color.setdefault(color, []).append((key, rank))
+    parts: dict[int | None, tuple[int, tuple[int, ...]]] = {}
+    for number, color in enumerate(sorted(by_color)):
+        parts[color] = number, tuple(rank for _, rank in sorted(by_color[color]))
+    return max(context for _, _, context in told), parts
 
 
 def _runs(numbers: list[int]) -> list[tuple[int, int]]:

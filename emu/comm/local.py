@@ -165,19 +165,19 @@ class LocalWire:
                 pending.waiter = None
         return [i for i, pending in enumerate(pendings) if pending.done]
 
-    def exchange(self, value: Any) -> list[Any]:
-        """Give one value, get every member's."""
-        return self._round().meet(self, value)
+    def exchange(self, value: Any, work: Callable[[list[Any]], Any] = list) -> Any:
+        """Give one value, get what `work` makes of every member's; all share it."""
+        return self._round().meet(self, value, work)
 
     def agree(self, call: Call) -> None:
         """Compare the call with the first member's; nobody waits."""
         self._round().compare(self.rank, call, self.world)
 
-    def sub(self, members: Sequence[int] | None, context: int) -> LocalWire | None:
+    def sub(self, part: int | None, members: Sequence[int], context: int) -> LocalWire | None:
         """Make the wire of a sub-communicator."""
-        if members is None:
+        if part is None:
             return None
-        return type(self)(self.world, [self.group[m] for m in members], list(members).index(self.rank), context)
+        return type(self)(self.world, [self.group[m] for m in members], members.index(self.rank), context)
 
     def alone(self, context: int) -> LocalWire:
         """Return a wire of this rank alone."""
@@ -324,28 +324,32 @@ class Round:
         self.size = len(group)
         self.values: dict[int, Any] = {}
         self.waiters: list[greenlet.greenlet] = []
+        self.calls = 0  # collective calls among the values
+        self.made: Any = None
 
     def absent(self) -> list[int]:
         """Return the world ranks that have not come."""
         return [self.group[r] for r in range(self.size) if r not in self.values]
 
-    def meet(self, wire: LocalWire, value: Any) -> list[Any]:
-        """Give a value and wait for all others'."""
-        for rank, call in self.values.items():
-            if isinstance(call, Call):
-                raise _mixed(self.group[rank], call, self.group[wire.rank])
+    def meet(self, wire: LocalWire, value: Any, work: Callable[[list[Any]], Any]) -> Any:
+        """Give a value, wait for all others'; return what the first to have them all makes of them."""
+        if self.calls:
+            rank, call = next((rank, call) for rank, call in self.values.items() if isinstance(call, Call))
+            raise _mixed(self.group[rank], call, self.group[wire.rank])
         self.values[wire.rank] = value
         if len(self.values) == self.size:
+            self.made = work([self.values[rank] for rank in range(self.size)])
             wire.world.ready.extend(self.waiters)
             wire.world.rounds.pop(self.key, None)
         while len(self.values) < self.size:
             self.waiters.append(greenlet.getcurrent())
             wire.world.block(lambda: "ranks " + ", ".join(map(str, self.absent()[:8])) + " to make the same call")
-        return [self.values[rank] for rank in range(self.size)]
+        return self.made
 
     def compare(self, rank: int, call: Call, world: World) -> None:
         """Compare a call with the first one that was made; raise MismatchError that names both."""
         self.values[rank] = call
+        self.calls += 1
         first = min(self.values)
         known = self.values[first]
         if not isinstance(known, Call):

@@ -244,12 +244,12 @@ class MpiWire:
             time.sleep(pause)
             pause = min(pause + 1e-6, 1e-3)
 
-    def exchange(self, value: Any) -> list[Any]:
-        """Give one value, get every member's."""
+    def exchange(self, value: Any, work: Callable[[list[Any]], Any] = list) -> Any:
+        """Give one value, get what `work` makes of every member's."""
         self.watch.begin((self, "the other ranks to make, split or duplicate a communicator", None))
         told = self._comms[0].allgather(value)
         self.watch.waiting = None
-        return told
+        return work(told)
 
     def agree(self, call: Call) -> None:
         """Raise MismatchError on every rank if they do not all make the same call.
@@ -280,13 +280,12 @@ class MpiWire:
         if (all_of != all_of[0]).any():
             compare(dict(zip(self.group, self._comms[0].allgather(call), strict=True)))
 
-    def sub(self, members: Sequence[int] | None, context: int) -> MpiWire | None:
+    def sub(self, part: int | None, members: Sequence[int], context: int) -> MpiWire | None:
         """Make the wire of a sub-communicator."""
-        color = 0 if members is not None else MPI.UNDEFINED
-        key = list(members).index(self.rank) if members is not None else 0
-        plain = self._comms[0].Split(color, key)
-        if members is None or plain == MPI.COMM_NULL:
+        if part is None:
+            self._comms[0].Split(MPI.UNDEFINED)
             return None
+        plain = self._comms[0].Split(part, members.index(self.rank))
         made = MpiWire(plain, plain.Dup(), self.watch, [self.group[m] for m in members])
         made.max_message_bytes, made.context = self.max_message_bytes, context
         return made

@@ -6,7 +6,7 @@ A wire serves one communicator. Ranks here are local to it. Nothing on a wire is
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -91,14 +91,17 @@ class Wire(Protocol):
     def test(self, pending: Any) -> bool:
         """Tell whether one is done."""
 
-    def exchange(self, value: Any) -> list[Any]:
-        """Give one small value, get every member's, in rank order. Control, not emulated traffic."""
+    def exchange(self, value: Any, work: Callable[[list[Any]], Any] = list) -> Any:
+        """Give one small value, get what `work` makes of every member's, in rank order: control, no emulated traffic.
+
+        Ranks of one process may share what it makes, and must not change it.
+        """
 
     def agree(self, call: Call) -> None:
         """Check that every member makes the same call. Raise MismatchError on every rank if not."""
 
-    def sub(self, members: Sequence[int] | None, context: int) -> Wire | None:
-        """Make the wire of a sub-communicator; every member of this one calls, outsiders with None."""
+    def sub(self, part: int | None, members: Sequence[int], context: int) -> Wire | None:
+        """Make the wire of one of several sub-communicators, by its number; who is in none gives None. Collective."""
 
     def free(self) -> None:
         """Give back what the wire holds."""

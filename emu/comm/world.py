@@ -42,6 +42,7 @@ class World:
         self.asked: dict[tuple, deque[Message]] = {}  # the same -> receives without a message
         self.arrivals = 0
         self.places: dict[tuple[int, tuple[int, ...]], tuple[int, tuple[int, ...]]] = {}
+        self._latest_place: tuple[int, tuple[int, tuple[int, ...]]] | None = None
         self.probing: dict[int, list[greenlet.greenlet]] = {}  # world rank -> who waits for any message to it
         self.rounds: dict[tuple, Round] = {}
         self.answer: Callable[[World], bool] | None = None
@@ -53,7 +54,10 @@ class World:
 
         Communicators without a common rank may have the same context; here they share a process.
         """
-        return self.places.setdefault((context, group), (len(self.places), group))
+        latest = self._latest_place
+        if latest is None or latest[0] != context or latest[1][1] is not group:  # equal groups are dear to compare
+            latest = self._latest_place = context, self.places.setdefault((context, group), (len(self.places), group))
+        return latest[1]
 
     def run(self, program: Callable[[int], Any]) -> list[Any]:
         """Run program(rank) on every rank; return what each returned. An error of one rank ends all."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from emu.comm.communicator import Comm
@@ -31,6 +31,6 @@ class WallAnswers:
         """Return the message that a receive would get now (`block`: first)."""
         return comm.wire.probe(source, tag, block, take)
 
-    def meet(self, comm: Comm, value: Any) -> list[Any]:
-        """Give every member a value, get theirs; nobody goes on before the last has come."""
-        return comm.wire.exchange(value)
+    def meet(self, comm: Comm, value: Any, work: Callable[[list[Any]], Any] = list) -> Any:
+        """Give every member a value, get what `work` makes of all; nobody goes on before the last has come."""
+        return comm.wire.exchange(value, work)

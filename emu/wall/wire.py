@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -241,10 +241,10 @@ class WallWire:
 
     # Control
 
-    def exchange(self, value: Any) -> list[Any]:
-        """Give one value, get every member's; all go on together."""
+    def exchange(self, value: Any, work: Callable[[list[Any]], Any] = list) -> Any:
+        """Give one value, get what `work` makes of every member's; all go on together."""
         self._rounds += 1
-        return self.seat.exchange((self.context, self.seat.stream, self._rounds), self.group, value)
+        return work(self.seat.exchange((self.context, self.seat.stream, self._rounds), self.group, value))
 
     def agree(self, call: Call) -> None:
         """Have the referee compare the call with the others'; nobody waits for that."""
@@ -259,11 +259,11 @@ class WallWire:
         self.seat.settle()
         self.seat.say(F.ENTER, self.seat.stamp())
 
-    def sub(self, members: Sequence[int] | None, context: int) -> WallWire | None:
+    def sub(self, part: int | None, members: Sequence[int], context: int) -> WallWire | None:
         """Make the wire of a sub-communicator."""
         with self.traffic.lock:
-            inner = self.inner.sub(members, context)
-        if inner is None or members is None:
+            inner = self.inner.sub(part, members, context)
+        if inner is None:
             return None
         group = [self.group[m] for m in members]
         return WallWire(inner, group, context, self.seat, self.traffic, self.lateness)
