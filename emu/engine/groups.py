@@ -17,7 +17,7 @@ def schedule(s, m, neck):
             push(s, k.group_finish, (L.KIND_LINK << L.KIND_SHIFT) | neck, neck)
     elif messages(s)[m].finish < inf:
         f = messages(s)[m]
-        order = (lanes(s)[f.src_lane].key << 20) | (f.src_req & 0xFFFFF)
+        order = (lanes(s)[f.src_lane].key << 20) | (f.number & 0xFFFFF)
         push(s, f.finish, (L.KIND_FLOW << L.KIND_SHIFT) | order, m)
 
 

@@ -33,7 +33,7 @@ LANE = np.dtype([
     ("pending", "i4"), ("state", "i4"), ("paid", "i4"), ("open", "i4"), ("depth", "i4"), ("label", "i4"),
     ("send_chan", "i4"), ("recv_chan", "i4"), ("next", "i4"), ("in_call", "i4"), ("asks", "i4"),
     ("stream", "i4"), ("last_seg", "i4"), ("back_label", "i4"),
-    ("next_waiter", "i4"), ("awake", "i4")], align=True)
+    ("next_waiter", "i4"), ("awake", "i4"), ("posts", "i4"), ("back_req", "i4")], align=True)
 
 # States of a lane.
 READY, TIMED, WAITING, AWAITING, SYNCING, COPYING, ENDED, DEAD = range(8)
@@ -45,7 +45,7 @@ MSG = np.dtype([
     ("src_lane", "i4"), ("dst_lane", "i4"), ("src_req", "i4"), ("dst_req", "i4"), ("next", "i4"),
     ("neck", "i4"), ("new_neck", "i4"), ("group_next", "i4"), ("group_prev", "i4"), ("mark", "i4"),
     ("status", "i4"), ("label", "i4"), ("chan", "i4"), ("src", "i4"), ("dst", "i4"), ("near_next", "i4"),
-    ("near_prev", "i4"), ("tcp", "i4"), ("order", "i4"), ("heap_child", "i4"), ("heap_next", "i4"),
+    ("near_prev", "i4"), ("tcp", "i4"), ("number", "i4"), ("order", "i4"), ("heap_child", "i4"), ("heap_next", "i4"),
     ("envelope", "f8")], align=True)
 
 # Flags of a message.
@@ -107,6 +107,7 @@ RANK = np.dtype([
     ("pauses", "i4"), ("pad", "i4")],
     align=True)
 
+TEMPLATE_WIDTH = 4  # of the table of templates: first row, end, label, whether all its requests are waited for in it
 SEGMENT = np.dtype([("first", "i8"), ("end", "i8"), ("next", "i8")])
 
 GPU_DTYPES = 32
@@ -120,7 +121,7 @@ GPU_LAUNCH, GPU_MEMORY, GPU_FLOPS = 0, 1, 2
  WILD, STUCK_LANE, MSG_CAPACITY, HEAP_CAPACITY, TOUCHED_COUNT, EDGES, CHANNEL_CAPACITY, NEW_COUNT,
  FAULT_COUNT, FAULT_NEXT, TCP_COUNT, REQUEST_COUNT, SPANS_EXPECTED, FLOWS_EXPECTED,
  SEGMENT_COUNT, ROUTE_LINK_COUNT, CROWDED, ON_LINKS, TCP_ROUNDS, TCP_LOST,
- TCP_TIMEOUTS, WINDOW_LOG, QUEUE_LOG, LOG_CAPACITY, PERTURBATION_SEED) = range(53)
+ TCP_TIMEOUTS, WINDOW_LOG, QUEUE_LOG, LOG_CAPACITY, PERTURBATION_SEED, ROW_COUNT, LOG_STEPS) = range(55)
 COUNTERS = 56
 
 # ... and its real numbers.

@@ -20,14 +20,14 @@ def _entry(s, i):
 @inner("iifff")
 def log_span(s, i, start, end, launch):
     """Log the lane's row as taking from `start` to `end`."""
-    if not counts(s)[L.LOG_SPANS]:
+    if not counts(s)[L.LOG_SPANS] or counts(s)[L.LOG_STEPS]:
         return
     e, r = spans(s)[_entry(s, i)], rows(s)[lanes(s)[i].pc]
     op = r.op
     if op == L.COMPUTE or op == L.ELAPSED or op == L.COPY:
         e.label = r.b
     elif op == L.CALL:
-        e.label, e.context = templates(s)[3 * r.a + 2], r.c
+        e.label, e.context = templates(s)[L.TEMPLATE_WIDTH * r.a + 2], r.c
     else:
         e.bytes = 0
     e.launch_s, e.start_s, e.end_s = launch, start, end
@@ -37,16 +37,19 @@ def log_span(s, i, start, end, launch):
 def open_span(s, i):
     """Log the BEGIN at the lane's row; its end is filled in by `close_span`."""
     lane, r = lanes(s)[i], rows(s)[lanes(s)[i].pc]
-    if counts(s)[L.LOG_SPANS]:
-        at = _entry(s, i)
-        e = spans(s)[at]
-        e.label, e.index, e.context = r.a, r.b, r.c
-        e.start_s = lane.time
-        e.end_s = -1.0 - lane.open  # until it closes: the span around it
-        e.launch_s = lane.label
-        lane.open = at
-        lane.label = r.a
+    depth = lane.depth
     lane.depth += 1
+    if not counts(s)[L.LOG_SPANS] or (counts(s)[L.LOG_STEPS] and not r.flag & L.STEP):
+        return
+    at = _entry(s, i)
+    e = spans(s)[at]
+    e.depth = depth
+    e.label, e.index, e.context = r.a, r.b, r.c
+    e.start_s = lane.time
+    e.end_s = -1.0 - lane.open  # until it closes: the span around it
+    e.launch_s = lane.label
+    lane.open = at
+    lane.label = r.a
 
 
 @inner("ii")
@@ -54,7 +57,7 @@ def close_span(s, i):
     """Close the lane's innermost open span."""
     lane = lanes(s)[i]
     lane.depth -= 1
-    if counts(s)[L.LOG_SPANS] and lane.open >= 0:
+    if lane.open >= 0 and spans(s)[lane.open].depth == lane.depth:
         e = spans(s)[lane.open]
         lane.open = int(-1.0 - e.end_s)
         lane.label = int(e.launch_s)

@@ -140,10 +140,11 @@ def post_send(s, i, chan, size, label, posted, now, order):
     f = msg[m]
     f.chan, f.route, f.src, f.dst = chan, c.route, c.src, c.dst
     f.bytes, f.src_lane, f.src_req, f.label, f.posted = size, i, lane.req_no, label, posted
+    f.number = lane.posts
     f.status |= L.SENT
     if not met and counts(s)[L.WILD]:
         f.envelope = now + r.latency
-        push(s, f.envelope, (L.KIND_ENVELOPE << L.KIND_SHIFT) | (lane.key << 20) | (f.src_req & 0xFFFFF), m)
+        push(s, f.envelope, (L.KIND_ENVELOPE << L.KIND_SHIFT) | (lane.key << 20) | (f.number & 0xFFFFF), m)
     if met or size <= r.eager or counts(s)[L.ALL_EAGER]:
         start_message(s, m, now)
 

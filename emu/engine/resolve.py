@@ -21,13 +21,13 @@ from emu.errors import ConfigError
 from emu.trace import Template, Trace
 
 SPREAD_PERTURBATION = 1e-9
-DETAILS = ("totals", "spans", "flows")
+DETAILS = ("totals", "steps", "spans", "flows")
 
 
 class Engine:
     """A simulation that is told rows as a program makes them, and goes on from where it stands.
 
-    `detail`: "totals" logs nothing, "spans" every row outside templates, "flows" each message too.
+    `detail`: "totals" logs nothing, "steps" the spans of steps, "spans" every row outside templates, "flows" each message too.
     `any_source` is for programs that ask by probing or receive from any source in rows yet to come.
     `seed` is added to that of the cluster's jitter; `compute_jitter` and `network_jitter` replace its deviations;
     `perturbation` varies each message's bytes by up to that fraction, as `perturbation_seed` has it.
@@ -54,7 +54,8 @@ class Engine:
         self._set_links()
         count, real = self._state.count, self._state.real
         jitter = getattr(getattr(cluster, "faults", None), "jitter", None)
-        count[L.LOG_SPANS] = detail in ("spans", "flows")
+        count[L.LOG_SPANS] = detail != "totals"
+        count[L.LOG_STEPS] = detail == "steps"
         count[L.LOG_FLOWS] = detail == "flows"
         count[L.FREE_SUMS] = not self._profile.sums
         count[L.ALL_EAGER] = self._profile.eager
@@ -64,7 +65,7 @@ class Engine:
         real[L.PERTURB] = perturbation
         real[L.JITTER] = getattr(jitter, "compute", 0.0) if compute_jitter is None else compute_jitter
         real[L.NETWORK_JITTER] = getattr(jitter, "latency", 0.0) if network_jitter is None else network_jitter
-        self._program = Program(self._state, cluster, world_size, self._profile)
+        self._program = Program(self._state, cluster, world_size, self._profile, renumber=not any_source)
         self._settled_s = -math.inf  # up to here nothing can change
         count[L.WILD] = any_source
 
@@ -196,7 +197,7 @@ class Engine:
         flows = state[L.T_FLOW][: count[L.FLOW_COUNT]].copy()
         flows = flows[np.lexsort((flows["dst"], flows["src"], flows["posted_s"], flows["start_s"]))]
         flows["label"] = self._named(flows["label"])
-        order = program.route_order()
+        order = program.pairs.order()
         place = np.zeros(len(order), np.int32)
         place[order] = np.arange(len(order))
         flows["route"] = place[flows["route"]]

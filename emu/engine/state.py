@@ -77,6 +77,15 @@ class State:
         new[:used] = old[:used]
         return self._put(slot, new)
 
+    def append_rows(self, rows: np.ndarray, ids: np.ndarray) -> int:
+        """Add rows, with their numbers in their rank's log, after those before; return where they begin."""
+        first = int(self.count[L.ROW_COUNT])
+        end = first + len(rows)
+        self.exact_room(L.T_ROWS, end, first)[first:end] = rows
+        self.exact_room(L.T_ROW_ID, end, first)[first:end] = ids
+        self.count[L.ROW_COUNT] = end
+        return first
+
     def more_messages(self, capacity: int) -> None:
         """Make room for so many messages in all."""
         count = self.count

@@ -202,6 +202,7 @@ def _send(s, i, slot):
     lane.pc += 1
     post_send(s, i, chan, r.n, lane.label, posted, reals(s)[L.NOW], int(r.x))
     lane.req_no += 1
+    lane.posts += 1
     return GO_ON
 
 
@@ -213,6 +214,7 @@ def _receive(s, i, slot):
     if not lane.in_call and (r.a < 0 or r.b < 0) and not r.flag & L.COLLECTIVE:
         post_any(s, i, r.a, r.b, r.c, reals(s)[L.NOW])
         lane.req_no += 1
+        lane.posts += 1
         return GO_ON
     lane.pc -= 1
     peer, context, stream = _peer(s, i)
@@ -227,6 +229,7 @@ def _receive(s, i, slot):
         lane.recv_chan = chan
     post_receive(s, i, chan, reals(s)[L.NOW], int(r.x))
     lane.req_no += 1
+    lane.posts += 1
     return GO_ON
 
 
@@ -255,7 +258,8 @@ def _copy(s, i):
     f.status = L.IS_COPY | L.SENT | L.RECEIVED
     f.route, f.src, f.dst, f.bytes = route, lane.rank, lane.rank, r.n
     f.src_lane = f.dst_lane = i
-    f.src_req = lane.pc & 0x7FFFFFFF
+    f.src_req, f.number = lane.pc & 0x7FFFFFFF, lane.posts
+    lane.posts += 1
     f.label, f.posted = r.b, lane.start
     lane.paid = 0
     lane.state = L.COPYING
@@ -321,9 +325,10 @@ def _enter_template(s, i, template, group, context):
     lane.context, lane.call_start, lane.in_call = context, lane.time, 1
     lane.back_pc, lane.back_end = lane.pc, lane.end
     lane.back_label = lane.label
-    lane.label = t[3 * template + 2]
+    lane.back_req = lane.req_no
+    lane.label = t[L.TEMPLATE_WIDTH * template + 2]
     lane.time += rows(s)[lane.pc].x  # the call's launch
-    lane.pc, lane.end = t[3 * template], t[3 * template + 1]
+    lane.pc, lane.end = t[L.TEMPLATE_WIDTH * template], t[L.TEMPLATE_WIDTH * template + 1]
 
 
 @inner("ii")
@@ -331,6 +336,8 @@ def _leave_template(s, i):
     lane = lanes(s)[i]
     lane.in_call = 0
     lane.pc, lane.end = lane.back_pc, lane.back_end
+    if templates(s)[L.TEMPLATE_WIDTH * rows(s)[lane.pc].a + 3]:
+        lane.req_no = lane.back_req
     log_span(s, i, lane.call_start, lane.time, rows(s)[lane.pc].x)
     lane.label = lane.back_label
     lane.pc += 1

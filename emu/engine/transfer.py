@@ -72,8 +72,9 @@ def complete(s, i, req, time, peer, tag):
     lane = lanes(s)[i]
     slot = lane.req_base + (req & lane.req_mask)
     requests(s)[slot] = time
-    request_peers(s)[2 * slot] = peer
-    request_peers(s)[2 * slot + 1] = tag
+    if counts(s)[L.WILD]:
+        request_peers(s)[2 * slot] = peer
+        request_peers(s)[2 * slot + 1] = tag
     if lane.state == L.WAITING:
         if lane.wait_lo <= req < lane.wait_hi:
             lane.pending -= 1
@@ -95,7 +96,7 @@ def start_message(s, m, now):
     f.cap = r.cap
     if reals(s)[L.PERTURB] > 0.0:
         f.left *= 1.0 + reals(s)[L.PERTURB] * uniform(
-            s, lanes(s)[f.src_lane].key + (counts(s)[L.PERTURBATION_SEED] << 40), f.src_req)
+            s, lanes(s)[f.src_lane].key + (counts(s)[L.PERTURBATION_SEED] << 40), f.number)
     if f.left <= 0.0 or r.count == 0:
         finish_message(s, m, now)
     else:
@@ -118,7 +119,7 @@ def finish_message(s, m, now):
     f.status |= L.FINISHED
     f.finish = now
     if reals(s)[L.NETWORK_JITTER] > 0.0:
-        latency *= spread(s, ~lanes(s)[f.src_lane].key, f.src_req, reals(s)[L.NETWORK_JITTER])
+        latency *= spread(s, ~lanes(s)[f.src_lane].key, f.number, reals(s)[L.NETWORK_JITTER])
     f.arrival = now + latency
     if f.status & L.IS_COPY:
         lane = lanes(s)[f.src_lane]
