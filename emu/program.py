@@ -128,7 +128,7 @@ def run_here(
     gpus = [Gpu(world_comm(world, log), arrays, _memory(cluster, log.rank), decisions) for log in logs]
 
     def trace() -> Trace:
-        return merge([(bytes(log.data), tables) for log in logs], _header(cluster, decisions, program, engine.marks))
+        return merge([(log.data, tables) for log in logs], _header(cluster, decisions, program, engine.marks))
 
     clock = _Clock(trace, cluster, profile)
     for gpu in gpus:

@@ -17,7 +17,7 @@ from emu.trace import ROW, Op, Template, Trace
 _Map = np.ndarray  # a table's own numbers -> the merged ones
 
 
-def merge(logs: Sequence[tuple[bytes, Tables]], header: Mapping[str, Any]) -> Trace:
+def merge(logs: Sequence[tuple[bytes | bytearray, Tables]], header: Mapping[str, Any]) -> Trace:
     """Merge all ranks' logs, each with its own or a shared table, into one trace."""
     rows = [np.frombuffer(data, dtype=ROW) for data, _ in logs]
     tables = [each for _, each in logs]

@@ -3,7 +3,7 @@
 from math import inf
 
 from emu.engine import layout as L
-from emu.engine.events import drop, first_queue, head
+from emu.engine.events import NONE, drop, first_queue, head
 from emu.engine.fans import next_of_fan, reach_mark
 from emu.engine.faults import change_links
 from emu.engine.groups import mark_dirty
@@ -15,7 +15,7 @@ from emu.engine.tcp import port_round, window_round
 from emu.engine.transfer import finish_message, make_ready
 
 
-@inner("ifii")
+@inner("ifii", inline=True)
 def _happen(s, time, kind, what):
     """Let one event happen, unless it is stale."""
     if kind == L.KIND_WAKE:
@@ -83,16 +83,16 @@ def run(s):
             return L.AT_HORIZON
         q = first_queue(s)
         time, key, what = inf, 0, 0
-        if q > -2:
+        if q != NONE:
             time, key, what = head(s, q)
-        if time > real[L.NOW] or q == -2:
+        if time > real[L.NOW] or q == NONE:
             if count[L.HEAP_COUNT] + 3 * count[L.MSG_CAPACITY] + 2 * count[L.LINK_COUNT] + count[L.LANE_COUNT] + (
                     3 * count[L.TCP_COUNT]) > count[L.HEAP_CAPACITY]:
                 return L.NEED_HEAP
             if count[L.DIRTY_COUNT] > 0 or count[L.NEW_COUNT] > 0:
                 refill(s)
                 continue
-            if q == -2 and (count[L.ON_LINKS] == 0 or real[L.NEXT_FAULT] == inf):
+            if q == NONE and (count[L.ON_LINKS] == 0 or real[L.NEXT_FAULT] == inf):
                 return L.IDLE
             time = min(time, real[L.NEXT_FAULT])
             if time >= real[L.HORIZON]:

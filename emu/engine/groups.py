@@ -7,7 +7,7 @@ from emu.engine.events import push
 from emu.engine.memory import counts, dirty_links, inner, lanes, links, messages
 
 
-@inner("iii")
+@inner("iii", inline=True)
 def schedule(s, m, neck):
     """Plan the finish of a group, or of one flow with a cap of its own."""
     if neck >= 0:
@@ -21,7 +21,7 @@ def schedule(s, m, neck):
         push(s, f.finish, (L.KIND_FLOW << L.KIND_SHIFT) | order, m)
 
 
-@inner("ii")
+@inner("ii", inline=True)
 def mark_dirty(s, j):
     """Remember that the flows of link `j` may have to be rated again."""
     k = links(s)[j]
@@ -32,7 +32,7 @@ def mark_dirty(s, j):
         count[L.DIRTY_COUNT] += 1
 
 
-@inner("iii")
+@inner("iii", inline=True)
 def join_group(s, m, neck):
     """Make link `neck` (or the flow's own cap) what holds `m` back."""
     msg = messages(s)
@@ -48,7 +48,7 @@ def join_group(s, m, neck):
         k.group += 1
 
 
-@inner("ii")
+@inner("ii", inline=True)
 def leave_group(s, m):
     msg = messages(s)
     f = msg[m]

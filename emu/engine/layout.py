@@ -9,6 +9,7 @@ import numpy as np
 
 # Rows of a trace (the numbers of `emu.trace.Op`).
 COMPUTE, ELAPSED, SEND, RECV, WAIT, COPY, RECORD, AWAIT, BEGIN, END, CALL, SYNC = range(1, 13)
+CACHE_LINE = 64
 COLLECTIVE = 1  # flag bit 0
 STEP = 2  # flag bit 1 of BEGIN
 WAY_SHIFT = 18  # a collective's tag from here up: which of a pair's routes a message takes
@@ -24,40 +25,51 @@ FLOW = np.dtype([("src", "i4"), ("dst", "i4"), ("route", "i4"), ("bytes", "i8"),
                  ("label", "i4"), ("posted_s", "f8"), ("start_s", "f8"), ("end_s", "f8"),
                  ("arrival_s", "f8")])
 
+def _lines(*fields: tuple[str, str]) -> np.dtype:
+    """Return a record type of whole lines of the processor's cache, 64 bytes each: what is used together comes first.
+
+    Thousands of lanes and messages do not fit the nearest cache; what counts then is how many lines a message meets.
+    """
+    plain = np.dtype(list(fields), align=True)
+    size = -(-plain.itemsize // CACHE_LINE) * CACHE_LINE
+    return np.dtype({"names": plain.names, "formats": [kind for _, kind in fields], "itemsize": size,
+                     "offsets": [plain.fields[name][1] for name in plain.names], "aligned": True})
+
+
 # A lane is one stream of one rank. `time` is its own clock, which may run ahead of the engine's.
-LANE = np.dtype([
-    ("key", "i8"), ("time", "f8"), ("start", "f8"), ("pc", "i8"), ("end", "i8"), ("back_pc", "i8"),
-    ("back_end", "i8"), ("call_start", "f8"), ("req_base", "i8"), ("noise", "i8"), ("posted", "f8"),
-    ("seg", "i4"), ("rank", "i4"), ("group", "i4"), ("group_off", "i4"), ("group_size", "i4"), ("me", "i4"),
-    ("context", "i4"), ("req_mask", "i4"), ("req_no", "i4"), ("wait_lo", "i4"), ("wait_hi", "i4"),
-    ("pending", "i4"), ("state", "i4"), ("paid", "i4"), ("open", "i4"), ("depth", "i4"), ("label", "i4"),
-    ("send_chan", "i4"), ("recv_chan", "i4"), ("next", "i4"), ("in_call", "i4"), ("asks", "i4"),
-    ("stream", "i4"), ("last_seg", "i4"), ("back_label", "i4"),
-    ("next_waiter", "i4"), ("awake", "i4"), ("posts", "i4"), ("back_req", "i4")], align=True)
+LANE = _lines(
+    ("time", "f8"), ("pc", "i8"), ("end", "i8"), ("key", "i8"), ("start", "f8"), ("state", "i4"), ("rank", "i4"),
+    ("wait_lo", "i4"), ("wait_hi", "i4"), ("pending", "i4"), ("next", "i4"),
+    ("req_base", "i8"), ("req_mask", "i4"), ("req_no", "i4"), ("group_off", "i4"), ("group_size", "i4"), ("me", "i4"),
+    ("context", "i4"), ("send_chan", "i4"), ("recv_chan", "i4"), ("stream", "i4"), ("label", "i4"), ("posts", "i4"),
+    ("in_call", "u1"), ("paid", "u1"), ("awake", "u1"), ("asks", "u1"),
+    ("back_pc", "i8"), ("back_end", "i8"), ("call_start", "f8"), ("noise", "i8"), ("posted", "f8"), ("seg", "i4"),
+    ("group", "i4"), ("open", "i4"), ("depth", "i4"), ("last_seg", "i4"), ("back_label", "i4"), ("back_req", "i4"),
+    ("next_waiter", "i4"))
 
 # States of a lane.
 READY, TIMED, WAITING, AWAITING, SYNCING, COPYING, ENDED, DEAD = range(8)
 
 # A message (or a copy): its bytes on the way, and who waits for it.
-MSG = np.dtype([
+MSG = _lines(
     ("left", "f8"), ("rate", "f8"), ("last", "f8"), ("finish", "f8"), ("level", "f8"), ("cap", "f8"),
     ("arrival", "f8"), ("start", "f8"), ("posted", "f8"), ("bytes", "i8"), ("route", "i4"),
     ("src_lane", "i4"), ("dst_lane", "i4"), ("src_req", "i4"), ("dst_req", "i4"), ("next", "i4"),
     ("neck", "i4"), ("new_neck", "i4"), ("group_next", "i4"), ("group_prev", "i4"), ("mark", "i4"),
     ("status", "i4"), ("label", "i4"), ("chan", "i4"), ("src", "i4"), ("dst", "i4"), ("near_next", "i4"),
     ("near_prev", "i4"), ("tcp", "i4"), ("number", "i4"), ("order", "i4"), ("heap_child", "i4"), ("heap_next", "i4"),
-    ("envelope", "f8")], align=True)
+    ("envelope", "f8"))
 
 # Flags of a message.
 SENT, RECEIVED, STARTED, FINISHED, IS_COPY, FLYING, NEAR = 1, 2, 4, 8, 16, 32, 64
 NO_NECK, OWN_CAP = -2, -1
 
 # A directed link: who is on it, and the flows it holds back (its group).
-LINK = np.dtype([
-    ("rate", "f8"), ("load", "f8"), ("group_finish", "f8"), ("scheduled", "f8"), ("room", "f8"),
-    ("carried", "f8"), ("flows", "i4"), ("head", "i4"), ("group", "i4"), ("group_head", "i4"),
-    ("stamp", "i4"), ("open", "i4"), ("inside", "i4"), ("group_inside", "i4"), ("dirty", "i4"),
-    ("regroup", "i4"), ("stale", "i4"), ("hub", "i4")], align=True)
+LINK = _lines(
+    ("rate", "f8"), ("load", "f8"), ("group_finish", "f8"), ("scheduled", "f8"), ("carried", "f8"), ("flows", "i4"),
+    ("head", "i4"), ("group", "i4"), ("group_head", "i4"), ("dirty", "i4"), ("hub", "i4"),
+    ("room", "f8"), ("stamp", "i4"), ("open", "i4"), ("inside", "i4"), ("group_inside", "i4"), ("regroup", "i4"),
+    ("stale", "i4"))
 
 # What a fan knows beside its hub's entry in the links: see `fans`.
 FAN = np.dtype([("volume", "f8"), ("since", "f8"), ("level", "f8"), ("limit", "f8"), ("top", "i4"),
@@ -69,10 +81,10 @@ ROUTE = np.dtype([
     ("wire", "f8"), ("chunk", "f8")], align=True)
 
 # All messages of equal (context, stream or -1, source, destination, tag) meet in one channel, in order.
-CHANNEL = np.dtype([
+CHANNEL = _lines(
     ("context", "i4"), ("stream", "i4"), ("src", "i4"), ("dst", "i4"), ("tag", "i4"), ("route", "i4"),
     ("head", "i4"), ("tail", "i4"), ("sends", "i4"), ("next", "i4"),
-    ("sent", "i4"), ("asked", "i4"), ("ordered", "i4")], align=True)
+    ("sent", "i4"), ("asked", "i4"), ("ordered", "i4"))
 
 # Columns of the fault table: the next change, the link, the rate it gets then; then, for a flap, the time until
 # the change after that, the rate it gets then, and the time until the one after that.
@@ -121,7 +133,8 @@ GPU_LAUNCH, GPU_MEMORY, GPU_FLOPS = 0, 1, 2
  WILD, STUCK_LANE, MSG_CAPACITY, HEAP_CAPACITY, TOUCHED_COUNT, EDGES, CHANNEL_CAPACITY, NEW_COUNT,
  FAULT_COUNT, FAULT_NEXT, TCP_COUNT, REQUEST_COUNT, SPANS_EXPECTED, FLOWS_EXPECTED,
  SEGMENT_COUNT, ROUTE_LINK_COUNT, CROWDED, ON_LINKS, TCP_ROUNDS, TCP_LOST,
- TCP_TIMEOUTS, WINDOW_LOG, QUEUE_LOG, LOG_CAPACITY, PERTURBATION_SEED, ROW_COUNT, LOG_STEPS) = range(55)
+ TCP_TIMEOUTS, WINDOW_LOG, QUEUE_LOG, LOG_CAPACITY, PERTURBATION_SEED, ROW_COUNT, LOG_STEPS,
+ QUEUES_USED) = range(56)
 COUNTERS = 56
 
 # ... and its real numbers.
@@ -133,10 +146,10 @@ REALS = 8
  T_ROWS, T_ROW_ID, T_SEGMENT, T_TEMPLATE, T_GROUP, T_MEMBER, T_SPAN, T_FLOW, T_GPU, T_RANK, T_EVENT_TIME,
  T_EVENT_WAITER, T_COUNT, T_REAL, T_NODE, T_ROUTE_LINKS, T_SET, T_FILL_HEAP, T_TOUCHED, T_DIRTY, T_REGROUP,
  T_PAIR_KEY, T_PAIR_ROUTE, T_HOST_ROUTE, T_NEW, T_REQUEST_PEER, T_FAULT, T_TCP, T_PORT, T_PAUSE, T_FAN,
- T_LOST, T_SHUFFLE, T_WINDOW_LOG, T_QUEUE_LOG) = range(45)
+ T_LOST, T_SHUFFLE, T_WINDOW_LOG, T_QUEUE_LOG, T_QUEUE_TIMES) = range(46)
 TABLE = 48
 
 # What `run` returns.
 IDLE, AT_HORIZON, NEED_MESSAGES, NEED_CHANNELS, NEED_REQUESTS, NEED_HEAP, NEED_LOG = range(7)
 
-QUEUES, QUEUE_SIZE = 4, 8192  # monotone queues in front of the heap; a power of two each
+QUEUES, QUEUE_SIZE = 16, 8192  # monotone queues in front of the heap; a power of two each

@@ -99,7 +99,7 @@ def _append(s, c, m):
     c.tail = m
 
 
-@inner("iiii")
+@inner("iiii", inline=True)
 def _partner(s, chan, order, sends):
     """Take the waiting partner out of a channel: its first, or where order was given, the one of that order."""
     msg, c = messages(s), channels(s)[chan]
@@ -119,7 +119,7 @@ def _partner(s, chan, order, sends):
     return m
 
 
-@inner("iiiiiffi")
+@inner("iiiiiffi", inline=True)
 def post_send(s, i, chan, size, label, posted, now, order):
     """Lane `i` has sent `size` bytes on channel `chan`; its `order` there is given (from 1 on) or 0, as it comes."""
     msg, lane = messages(s), lanes(s)[i]
@@ -149,7 +149,7 @@ def post_send(s, i, chan, size, label, posted, now, order):
         start_message(s, m, now)
 
 
-@inner("iiifi")
+@inner("iiifi", inline=True)
 def post_receive(s, i, chan, now, order):
     """Lane `i` is ready to receive on channel `chan`; `order` as for a send."""
     msg, lane = messages(s), lanes(s)[i]

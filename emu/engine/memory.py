@@ -4,6 +4,7 @@ Compiled code is cached on disk. Numba looks only at the file of the function it
 look at every file of the engine, so that a change in one of them is never met by stale code.
 """
 
+import operator
 import os
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ import numpy as np
 from llvmlite import ir
 from numba import from_dtype, njit, types
 from numba.core import caching
-from numba.extending import intrinsic
-from numba.np.arrayobj import populate_array
+from numba.core.imputils import lower_builtin
+from numba.core.typing.templates import AbstractTemplate, infer_global, signature
+from numba.extending import intrinsic, models, register_model
 
 from emu.engine import layout as L
 
@@ -52,7 +54,7 @@ def entry(signature: str):
     """Compile a function that Python calls, once per change of any file of the engine."""
 
     def wrap(function):
-        dispatcher = njit(function)
+        dispatcher = njit(error_model="numpy")(function)
         dispatcher._cache = _EngineFunctionCache(function)
         dispatcher.compile(signature)
         dispatcher.disable_compile()
@@ -64,15 +66,18 @@ def entry(signature: str):
 _CODES = {"i": types.int64, "f": types.float64}
 
 
-def inner(arguments: str):
+def inner(arguments: str, inline: bool = False):
     """Compile a function for one kind of call only: "i" integer, "f" float, each 64 bits wide.
 
     Numba would compile it again for each width of integer that some caller happens to hold. Nothing is
-    compiled before an `entry` needs it.
+    compiled before an `entry` needs it. A call of a small function costs as much as what it does: `inline` those
+    that every message passes.
     """
 
     def wrap(function):
-        dispatcher = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
+        dispatcher = njit(
+            no_cpython_wrapper=True, no_cfunc_wrapper=True, error_model="numpy", forceinline=inline
+        )(function)
         ask = dispatcher.get_call_template
 
         def once(args, kws):
@@ -87,27 +92,75 @@ def inner(arguments: str):
     return wrap
 
 
-FAR = 1 << 40  # views carry no length; who indexes them has checked
 _WORD = ir.IntType(64)
+
+
+class View(types.Type):
+    """An array of the state as compiled code sees it: a pointer. Who indexes it has checked, from 0 on."""
+
+    def __init__(self, dtype: Any):
+        self.dtype = dtype
+        super().__init__(name=f"View({dtype})")
+
+
+@register_model(View)
+class _ViewModel(models.PrimitiveModel):
+    def __init__(self, dmm: Any, fe_type: Any):
+        super().__init__(dmm, fe_type, ir.IntType(8).as_pointer())
+
+
+@infer_global(operator.getitem)
+class _Read(AbstractTemplate):
+    key = operator.getitem
+
+    def generic(self, args, kws):
+        if isinstance(args[0], View) and isinstance(args[1], types.Integer):
+            return signature(args[0].dtype, args[0], types.int64)
+        return None
+
+
+@infer_global(operator.setitem)
+class _Write(AbstractTemplate):
+    key = operator.setitem
+
+    def generic(self, args, kws):
+        if isinstance(args[0], View) and isinstance(args[1], types.Integer):
+            return signature(types.none, args[0], types.int64, args[0].dtype)
+        return None
+
+
+def _place(context, builder, view, data, index):
+    """Return the pointer to an entry of a view."""
+    typed = builder.bitcast(data, context.get_data_type(view.dtype).as_pointer())
+    return builder.gep(typed, [index])
+
+
+@lower_builtin(operator.getitem, View, types.int64)
+def _lower_read(context, builder, sig, args):
+    place = _place(context, builder, sig.args[0], *args)
+    return context.data_model_manager[sig.return_type].load_from_data_pointer(builder, place)
+
+
+@lower_builtin(operator.setitem, View, types.int64, types.Any)
+def _lower_write(context, builder, sig, args):
+    data, index, value = args
+    place = _place(context, builder, sig.args[0], data, index)
+    builder.store(context.data_model_manager[sig.args[2]].as_data(builder, value), place)
 
 
 def _view(slot: int, dtype):
     """Make the function that views slot `slot` of the table at an address as an array of `dtype`."""
-    array_type = types.Array(from_dtype(np.dtype(dtype)), 1, "C")
-    width = np.dtype(dtype).itemsize
+    view_type = View(from_dtype(np.dtype(dtype)))
 
     @intrinsic
     def view(typingctx, table):
         def codegen(context, builder, signature, args):
             words = builder.inttoptr(args[0], _WORD.as_pointer())
             address = builder.load(builder.gep(words, [_WORD(slot)]))
-            array = context.make_array(array_type)(context, builder)
-            data = builder.inttoptr(address, array.data.type)
-            populate_array(array, data=data, shape=[_WORD(FAR)], strides=[_WORD(width)], itemsize=_WORD(width),
-                           meminfo=None)
-            return array._getvalue()
+            address.set_metadata("invariant.load", builder.module.add_metadata([]))  # until compiled code returns
+            return builder.inttoptr(address, ir.IntType(8).as_pointer())
 
-        return array_type(types.int64), codegen
+        return view_type(types.int64), codegen
 
     return view
 
@@ -130,6 +183,7 @@ request_peers = _view(L.T_REQUEST_PEER, np.int32)  # source and tag of each rece
 heap = _view(L.T_HEAP, L.EVENT)
 queues = _view(L.T_QUEUE, L.EVENT)
 queue_ends = _view(L.T_QUEUE_ENDS, np.int64)
+queue_times = _view(L.T_QUEUE_TIMES, np.float64)  # of each queue's last event, then of each one's first; the heap's
 rows = _view(L.T_ROWS, L.ROW)
 row_ids = _view(L.T_ROW_ID, np.int32)
 segments = _view(L.T_SEGMENT, L.SEGMENT)

@@ -177,7 +177,7 @@ class Program:
         bounds = np.flatnonzero(np.diff(called, prepend=-1))
         keys = []
         for number, who in zip(called[bounds].tolist(), np.split(callers, bounds[1:]), strict=True):
-            keys += self.calls.pairs(*divmod(number, groups), who.tolist(), self.world_size)
+            keys += self.calls.pairs(number // groups, number % groups, who.tolist(), self.world_size)
         return keys
 
     def _expect(self, op: np.ndarray, called: np.ndarray) -> int:

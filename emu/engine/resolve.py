@@ -27,7 +27,8 @@ DETAILS = ("totals", "steps", "spans", "flows")
 class Engine:
     """A simulation that is told rows as a program makes them, and goes on from where it stands.
 
-    `detail`: "totals" logs nothing, "steps" the spans of steps, "spans" every row outside templates, "flows" each message too.
+    `detail`: "totals" logs nothing, "steps" the spans of steps, "spans" every row outside templates, "flows" each
+    message too.
     `any_source` is for programs that ask by probing or receive from any source in rows yet to come.
     `seed` is added to that of the cluster's jitter; `compute_jitter` and `network_jitter` replace its deviations;
     `perturbation` varies each message's bytes by up to that fraction, as `perturbation_seed` has it.

@@ -73,7 +73,7 @@ def insert_flow(s, m, now):
             mark_dirty(s, rl[r.first + h])
 
 
-@inner("iifif")
+@inner("iifif", inline=True)
 def _rate_alone(s, m, rate, neck, now):
     link, rl = links(s), route_links(s)
     f = messages(s)[m]
@@ -88,7 +88,7 @@ def _rate_alone(s, m, rate, neck, now):
     schedule(s, m, neck)
 
 
-@inner("ii")
+@inner("ii", inline=True)
 def remove_flow(s, m):
     """Take message `m` off its links. Room on a link that held nobody back changes nothing."""
     link, rl, node = links(s), route_links(s), nodes(s)

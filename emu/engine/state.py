@@ -11,6 +11,14 @@ from emu.engine import layout as L
 SELF_ROUTE = 0
 
 
+def whole_lines(size: int, dtype: Any) -> np.ndarray:
+    """Return an array of so many entries, not filled in, that begins with a line of the processor's cache."""
+    dtype = np.dtype(dtype)
+    room = np.empty(size * dtype.itemsize + L.CACHE_LINE, np.uint8)
+    skip = -room.ctypes.data % L.CACHE_LINE
+    return room[skip : skip + size * dtype.itemsize].view(dtype)
+
+
 class State:
     """All arrays of one engine. Arrays grow by doubling; compiled code sees the new ones at its next call."""
 
@@ -28,7 +36,7 @@ class State:
         self.count[L.LINK_COUNT] = links
         for slot, dtype in _EMPTY.items():
             self._put(slot, np.zeros(1, dtype))
-        self._put(L.T_LINK, np.zeros(links, L.LINK))
+        self._put(L.T_LINK, whole_lines(links, L.LINK))[:] = np.zeros((), L.LINK)
         self._put(L.T_FAN, np.zeros(links + 1, L.FAN))
         self[L.T_LINK]["hub"] = -1
         self[L.T_LINK]["head"] = self[L.T_LINK]["group_head"] = -1
@@ -38,6 +46,7 @@ class State:
         self._put(L.T_REGROUP, np.zeros(links + 1, np.int32))
         self._put(L.T_QUEUE, np.zeros(L.QUEUES * L.QUEUE_SIZE, L.EVENT))
         self._put(L.T_QUEUE_ENDS, np.zeros(2 * L.QUEUES, np.int64))
+        self._put(L.T_QUEUE_TIMES, np.array([-math.inf] * L.QUEUES + [math.inf] * (L.QUEUES + 1)))
         self._put(L.T_HOST_ROUTE, np.full(2 * world_size, -1, np.int32))
         rank = self._put(L.T_RANK, np.zeros(world_size, L.RANK))
         for name in ("waiting", "wild_head", "wild_tail", "near_head", "near_tail"):
@@ -63,7 +72,7 @@ class State:
         old = self[slot]
         if len(old) >= size:
             return old
-        new = np.empty(max(size, 2 * len(old)), old.dtype)
+        new = whole_lines(max(size, 2 * len(old)), old.dtype)
         new[: len(old)] = old
         new[len(old):] = fill
         return self._put(slot, new)
@@ -73,7 +82,7 @@ class State:
         old = self[slot]
         if len(old) >= size:
             return old
-        new = np.empty(max(size, used + used // 2), old.dtype)
+        new = whole_lines(max(size, used + used // 2), old.dtype)
         new[:used] = old[:used]
         return self._put(slot, new)
 

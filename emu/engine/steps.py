@@ -72,7 +72,7 @@ def walk(s, i):
             return max(done, 0)
 
 
-@inner("ii")
+@inner("ii", inline=True)
 def _next_segment(s, i):
     """Go on to the lane's next stretch of rows; without one, the lane has ended (for now)."""
     lane = lanes(s)[i]
@@ -88,7 +88,7 @@ def _next_segment(s, i):
     return False
 
 
-@inner("ii")
+@inner("ii", inline=True)
 def _resume(s, i):
     """Finish the row that the lane waited in."""
     lane = lanes(s)[i]
@@ -101,7 +101,7 @@ def _resume(s, i):
     lane.state = L.READY
 
 
-@inner("iiii")
+@inner("iiii", inline=True)
 def _forget(s, i, low, high):
     """Requests that were waited for leave their places to new ones."""
     lane, done = lanes(s)[i], requests(s)
@@ -109,7 +109,7 @@ def _forget(s, i, low, high):
         done[lane.req_base + (q & lane.req_mask)] = -1.0
 
 
-@inner("iiii")
+@inner("iiii", inline=True)
 def _wait(s, i, back, number):
     lane, done = lanes(s)[i], requests(s)
     low = lane.req_no - back
@@ -135,7 +135,7 @@ def _wait(s, i, back, number):
     return GO_ON
 
 
-@inner("iii")
+@inner("iii", inline=True)
 def _visible(s, i, op):
     """Post a send, a receive or a copy, at its time."""
     lane, count = lanes(s)[i], counts(s)
@@ -164,7 +164,7 @@ def _visible(s, i, op):
     return _receive(s, i, slot)
 
 
-@inner("ii")
+@inner("ii", inline=True)
 def _peer(s, i):
     """Return the other rank, the context and the matching stream of the lane's row."""
     lane, r = lanes(s)[i], rows(s)[lanes(s)[i].pc]
@@ -178,7 +178,7 @@ def _peer(s, i):
     return r.a, r.c, np.int32(-1)
 
 
-@inner("iii")
+@inner("iii", inline=True)
 def _send(s, i, slot):
     lane, r = lanes(s)[i], rows(s)[lanes(s)[i].pc]
     peer, context, stream = _peer(s, i)
@@ -206,7 +206,7 @@ def _send(s, i, slot):
     return GO_ON
 
 
-@inner("iii")
+@inner("iii", inline=True)
 def _receive(s, i, slot):
     lane, r = lanes(s)[i], rows(s)[lanes(s)[i].pc]
     requests(s)[slot] = inf

@@ -24,7 +24,7 @@ from emu.engine.sharing import insert_flow, remove_flow
 from emu.engine.tcp import close_window, open_window, queueing
 
 
-@inner("i")
+@inner("i", inline=True)
 def take_message(s):
     """Take a free message; the caller has made sure that there is one."""
     msg, count = messages(s), counts(s)
@@ -43,7 +43,7 @@ def take_message(s):
     return m
 
 
-@inner("ii")
+@inner("ii", inline=True)
 def free_message(s, m):
     count = counts(s)
     f = messages(s)[m]
@@ -54,7 +54,7 @@ def free_message(s, m):
     count[L.IN_FLIGHT] -= 1
 
 
-@inner("ii")
+@inner("ii", inline=True)
 def make_ready(s, i):
     """Queue lane `i` to go on walking its rows in this instant."""
     lane, count = lanes(s), counts(s)
@@ -66,7 +66,7 @@ def make_ready(s, i):
     count[L.READY_TAIL] = i
 
 
-@inner("iiifii")
+@inner("iiifii", inline=True)
 def complete(s, i, req, time, peer, tag):
     """Complete request `req` of lane `i` at `time`, which may lie ahead."""
     lane = lanes(s)[i]
@@ -134,7 +134,7 @@ def finish_message(s, m, now):
         deliver(s, m, now)
 
 
-@inner("iif")
+@inner("iif", inline=True)
 def deliver(s, m, now):
     """Complete the receive of message `m`, whose bytes have all left, and forget the message."""
     f = messages(s)[m]
@@ -143,7 +143,7 @@ def deliver(s, m, now):
     close_message(s, m)
 
 
-@inner("ii")
+@inner("ii", inline=True)
 def close_message(s, m):
     """Log message `m` and free it."""
     count = counts(s)
