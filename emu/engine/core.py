@@ -7,6 +7,7 @@ from emu.engine.events import NONE, drop, first_queue, head
 from emu.engine.fans import next_of_fan, reach_mark
 from emu.engine.faults import change_links
 from emu.engine.groups import mark_dirty
+from emu.engine.look_ahead import look_ahead
 from emu.engine.matching import envelope_arrives
 from emu.engine.memory import counts, entry, inner, lanes, links, messages, reals
 from emu.engine.sharing import refill
@@ -105,5 +106,6 @@ def run(s):
                 change_links(s)
                 continue
         drop(s, q)
+        look_ahead(s, q)
         count[L.EVENTS] += 1
         _happen(s, time, key >> L.KIND_SHIFT, what)

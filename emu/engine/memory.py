@@ -148,6 +148,26 @@ def _lower_write(context, builder, sig, args):
     builder.store(context.data_model_manager[sig.args[2]].as_data(builder, value), place)
 
 
+@intrinsic
+def prefetch(typingctx, view, index, line):
+    """Ask for line number `line` of an entry of a view to be in the nearest cache soon."""
+
+    def codegen(context, builder, sig, args):
+        data, index, line = args
+        place = builder.bitcast(_place(context, builder, view, data, index), ir.IntType(8).as_pointer())
+        place = builder.gep(place, [builder.mul(line, _WORD(L.CACHE_LINE))])
+        flag = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), flag, flag, flag])
+        function = builder.module.globals.get("llvm.prefetch.p0i8") or ir.Function(
+            builder.module, kind, "llvm.prefetch.p0i8")
+        builder.call(function, [place, flag(0), flag(3), flag(1)])  # to read, to keep, data
+        return context.get_dummy_value()
+
+    if not isinstance(view, View):
+        return None
+    return types.none(view, types.int64, types.int64), codegen
+
+
 def _view(slot: int, dtype):
     """Make the function that views slot `slot` of the table at an address as an array of `dtype`."""
     view_type = View(from_dtype(np.dtype(dtype)))
