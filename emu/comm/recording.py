@@ -30,6 +30,7 @@ class Tables:
     labels: dict[str, int] = field(default_factory=dict)
     groups: dict[tuple[int, ...], int] = field(default_factory=dict)
     templates: list[Template] = field(default_factory=list)
+    requests: list[int] = field(default_factory=list)  # that a template makes
     template_ids: dict[Any, int] = field(default_factory=dict)  # call signature -> template
     template_contents: dict[tuple[str, int, bytes], int] = field(default_factory=dict)
     untemplated: dict[str, str] = field(default_factory=dict)  # label -> why its calls are recorded flat
@@ -46,6 +47,7 @@ class Tables:
         if number is None:
             number = self.template_contents[content] = len(self.templates)
             self.templates.append(template)
+            self.requests.append(requests_in(template.rows))
         self.template_ids[signature] = number
         return number
 

@@ -5,6 +5,8 @@ a table of addresses: a function call then costs one register however much state
 grow an array between two calls by writing its new address into the table.
 """
 
+from typing import Any
+
 import numpy as np
 
 # Rows of a trace (the numbers of `emu.trace.Op`).
@@ -30,10 +32,11 @@ def _lines(*fields: tuple[str, str]) -> np.dtype:
 
     Thousands of lanes and messages do not fit the nearest cache; what counts then is how many lines a message meets.
     """
-    plain = np.dtype(list(fields), align=True)
+    plain: Any = np.dtype(list(fields), align=True)
     size = -(-plain.itemsize // CACHE_LINE) * CACHE_LINE
-    return np.dtype({"names": plain.names, "formats": [kind for _, kind in fields], "itemsize": size,
-                     "offsets": [plain.fields[name][1] for name in plain.names], "aligned": True})
+    record: Any = {"names": plain.names, "formats": [kind for _, kind in fields], "itemsize": size,
+                   "offsets": [plain.fields[name][1] for name in plain.names], "aligned": True}
+    return np.dtype(record)
 
 
 # A lane is one stream of one rank. `time` is its own clock, which may run ahead of the engine's.

@@ -33,7 +33,7 @@ class Requests:
         lane = self._lanes.get((rank, stream))
         moves, calls = (op == L.SEND) | (op == L.RECV), op == L.CALL
         if lane is None:
-            # Before a lane's first call all numbers are kept; calls before its first request are behind all of its waits.
+            # Until then all numbers are kept; calls before the first request are behind what waits look back to.
             if not moves.any() or not calls.any():
                 return
             lane = self._lanes[rank, stream] = _Lane()

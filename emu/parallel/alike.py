@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from emu.collectives import find
-from emu.comm.recording import Log, requests_in
+from emu.comm.recording import Log
 from emu.errors import ConfigError
 from emu.gpu import DryArray
 from emu.trace import COLLECTIVE, ROW, Op
@@ -58,16 +58,16 @@ def _take(
     by_context = {place[0]: i for i, place in enumerate(places)}
     op = rows["op"]
     calls = np.flatnonzero(op == Op.CALL)
-    told = np.stack([rows["a"][calls], rows["c"][calls]], axis=1)
-    kinds, which = np.unique(told, axis=0, return_inverse=True)
+    told = rows["a"][calls].astype(np.int64) << 32 | rows["c"][calls].astype(np.uint32)
+    kinds, which = np.unique(told, return_inverse=True)
+    theirs = (kinds >> 32).tolist()
     mine = np.zeros((len(kinds), 3), np.int32)
-    for i, (template, context) in enumerate(kinds.tolist()):
+    for i, (template, context) in enumerate(zip(theirs, kinds.astype(np.int32).tolist(), strict=True)):
         comm, place = comms[by_context[context]], places[by_context[context]]
         groups = log.tables.groups
         number = groups.setdefault(comm.group, len(groups))
         mine[i] = _template(log, comm, place[2], template), number, comm.context
-    which = which.reshape(-1)
-    posts = [[requests_in(log.tables.templates[t].rows) for t in each] for each in (kinds[:, 0], mine[:, 0])]
+    posts = [[log.tables.requests[t] for t in each] for each in (theirs, mine[:, 0].tolist())]
     posted = _renumber(rows, calls, *(np.array(each, np.int64)[which] for each in posts))
     rows["a"][calls], rows["b"][calls], rows["c"][calls] = mine[which].T
     messages = (op == Op.SEND) | (op == Op.RECV) | ((op == Op.BEGIN) & (rows["flag"] & COLLECTIVE != 0))
