@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import sysconfig
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -44,6 +45,7 @@ def digits(dtype: str = "float32", *, images: bool = False) -> Dataset:
     return Dataset("digits", inputs[:1500], targets[:1500], inputs[1500:], targets[1500:], classes=10)
 
 
+@cache
 def _load_digits() -> tuple[np.ndarray, np.ndarray]:
     """Return the pixels and labels that scikit-learn brings, from its file: importing it takes a second a rank."""
     found = find_spec("sklearn")
