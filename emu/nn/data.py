@@ -45,7 +45,6 @@ def digits(dtype: str = "float32", *, images: bool = False) -> Dataset:
     return Dataset("digits", inputs[:1500], targets[:1500], inputs[1500:], targets[1500:], classes=10)
 
 
-@cache
 def _load_digits() -> tuple[np.ndarray, np.ndarray]:
     """Return the pixels and labels that scikit-learn brings, from its file: importing it takes a second a rank."""
     found = find_spec("sklearn")
@@ -58,9 +57,15 @@ def _load_digits() -> tuple[np.ndarray, np.ndarray]:
         from sklearn.datasets import load_digits
 
         return load_digits(return_X_y=True)
-    lines = gzip.decompress(path.read_bytes()).decode("ascii").split()
-    table = np.array([line.split(",") for line in lines], np.float64)
+    table = _read_table(path)
     return table[:, :-1], table[:, -1].astype(np.int64)
+
+
+@cache
+def _read_table(path: Path) -> np.ndarray:
+    """Return the numbers of a packed file of commas; the ranks of a process read it once."""
+    lines = gzip.decompress(path.read_bytes()).decode("ascii").split()
+    return np.array([line.split(",") for line in lines], np.float64)
 
 
 def text(length: int = 64, *, characters: int = 1 << 20, test_fraction: float = 0.1) -> Dataset:
