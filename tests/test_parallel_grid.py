@@ -161,7 +161,7 @@ def test_lower_precision_follows_float32(dtype, tolerance, strategy, alone):
 
 @pytest.mark.parametrize(("change", "text"), [
     ({"tp": 3}, "tp × pp: a divisor of 8 ranks is expected"), ({"pp": 0}, "pp: at least 1"),
-    ({"schedule": "1f2b"}, "did you mean '1f1b'"), ({"via": "pigeon"}, "via: unknown via"),
+    ({"schedule": "1f2b"}, "did you mean '1f1b'"), ({"via": "pigeon"}, "via: unknown way"),
     ({"schedule": "naive", "micro_batches": 2}, "schedule naive: 1 micro-batch"),
     ({"strategy": "ps", "tp": 2}, "strategy ps"), ({"hook": "topk", "strategy": "zero1"}, "hook: strategy ddp"),
     ({"micro_batches": 5}, "batch: at least 1 example a worker (8) and micro-batch (5)"),
@@ -177,3 +177,16 @@ def test_more_stages_than_layers_and_a_cnn_in_parts_are_refused():
         run(replace(PLAN, pp=8, batch=8), 8)
     with pytest.raises(ConfigError, match="tp: a transformer is expected"):
         run(replace(PLAN, model="cnn", tp=2), 2)
+
+
+def test_gradients_of_parts_of_layers_are_summed_while_backward_goes_on():
+    """Small parameters that are not cut are complete last: no other bucket waits for theirs."""
+    cluster = load_cluster("dgx-a100", {}, 8)
+
+    def exposed(ranks, overlap=True):
+        plan = Plan(model="gpt2", batch=2 * ranks, steps=1, tp=2, bucket_bytes=4 << 20, overlap=overlap)
+        trace = run_here(lambda gpu: train(gpu, plan), cluster, ranks, dry=True)[1]
+        return replay(trace, cluster, detail="spans").steps()[-1]["exposed_communication_s"]
+
+    within = exposed(2)  # inside layers, which nothing hides
+    assert exposed(8) - within < 0.3 * (exposed(8, overlap=False) - within)

@@ -388,3 +388,10 @@ def test_experts_that_each_rank_chooses_train_in_leaf_mode(stage):
 def test_experts_that_each_rank_chooses_are_an_error_without_leaf_mode():
     with pytest.raises(MismatchError, match=r"about=parameters of expert0.*about=parameters of expert1"):
         run_here(lambda gpu: experts(gpu, find_unused=True), load_cluster("pcie4", {}, 3), 3)
+
+
+@pytest.mark.parametrize("strategy", ["zero2", "zero3"])
+def test_gradients_leave_as_soon_as_a_bucket_is_full_also_without_overlap(strategy):
+    plan = replace(SMALL, strategy=strategy, overlap=False, bucket_bytes=10_000, first_bucket_bytes=10_000)
+    held, overlapped = (run(replace(plan, overlap=way), 4)[2][0].peak["buckets"] for way in (False, True))
+    assert held <= overlapped

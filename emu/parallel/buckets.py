@@ -92,15 +92,16 @@ def assign(
     """Cut parameters, in reverse order, into buckets by dtype; a bucket is full once it holds its limit or more.
 
     The first bucket's limit is `first_bytes` (or the other limit, if that is smaller). Parts of larger tensors
-    (of tensor parallelism) have buckets of their own, and so have parameters that do not count in norms here.
+    (of tensor parallelism) have buckets of their own, and so have parameters that do not count in norms here. Buckets
+    are in the order in which they are complete, since each waits for those before it.
     """
     if bucket_bytes < 1:
         raise ConfigError(f"bucket: at least 1 byte is expected, got {bucket_bytes}; try '25 MiB'")
     groups: list[list[Parameter]] = []
     open_groups: dict[Any, list[Parameter]] = {}
     held: dict[Any, int] = {}
-    filled = 0
-    for parameter in reversed(parameters):
+    filled, complete = 0, dict[int, int]()  # group -> place of its last parameter
+    for place, parameter in enumerate(reversed(parameters)):
         key = parameter.dtype, parameter.cut is not None, counts(parameter)
         group = open_groups.get(key)
         if group is None:
@@ -108,10 +109,12 @@ def assign(
             groups.append(group)
             held[key] = 0
         group.append(parameter)
+        complete[id(group)] = place
         held[key] += parameter.nbytes
         if held[key] >= (min(first_bytes, bucket_bytes) if filled == 0 else bucket_bytes):
             filled += 1
             del open_groups[key]
+    groups.sort(key=lambda group: complete[id(group)])
     return [Bucket(i, group, group[0].dtype, parts) for i, group in enumerate(groups)]
 
 

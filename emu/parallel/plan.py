@@ -88,7 +88,7 @@ def check(plan: Plan, ranks: int, dry: bool = False) -> None:
     if plan.dtype not in DTYPES.values():
         raise ConfigError(f"dtype: {' or '.join(DTYPES.values())} is expected, got {plan.dtype!r}")
     _one_of("schedule", plan.schedule, SCHEDULES)
-    _one_of("via", plan.via, VIA)
+    _one_of("via", plan.via, VIA, "way")
     _one_of("hook", plan.hook, ("none", *HOOKS))
     check_average(plan.average)
     _check_grid(plan, ranks)
@@ -106,9 +106,9 @@ def check(plan: Plan, ranks: int, dry: bool = False) -> None:
     find("all_reduce", plan.algorithm)
 
 
-def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+def _one_of(name: str, value: str, known: tuple[str, ...], what: str = "") -> None:
     if value not in known:
-        raise ConfigError(f"{name}: {unknown(name, value, known)}")
+        raise ConfigError(f"{name}: {unknown(what or name, value, known)}")
 
 
 def _check_grid(plan: Plan, ranks: int) -> None:

@@ -17,7 +17,8 @@ class Buckets:
     """The buckets of one rank in a backward pass; they go out in order, so that all ranks send the same.
 
     With `overlap` a bucket goes out as soon as it is full; without, all go out after backward, on the stream that
-    computes. With `find_unused` a parameter without a gradient counts as one with zeros.
+    computes, or, `at_once`, there as soon as each is full, so that its memory is free. With `find_unused` a parameter
+    without a gradient counts as one with zeros.
     """
 
     def __init__(
@@ -28,9 +29,10 @@ class Buckets:
         overlap: bool = True,
         find_unused: bool = False,
         prepare: Callable[[Bucket], None] = lambda bucket: None,
+        at_once: bool = False,
     ) -> None:
         self.gpu = gpu
-        self.overlap, self.find_unused = overlap, find_unused
+        self.overlap, self.find_unused, self.at_once = overlap, find_unused, overlap or at_once
         self.syncing = True
         self.order: list[Parameter] = []  # in which gradients became final in this pass
         self._send, self._prepare = send, prepare
@@ -77,7 +79,7 @@ class Buckets:
         self._seen.add(parameter)
         self.order.append(parameter)
         self._of[parameter].missing -= 1
-        if self.overlap:
+        if self.at_once:
             self._send_full()
 
     def finish(self) -> None:

@@ -79,8 +79,8 @@ class Zero:
         self.frozen = frozen([p for p in model.parameters() if p in kept])
         chunks = [c for c in reversed(self.sharded.chunks) if c.parameters[0].requires_grad]
         self._initialise(made, seed)
-        self.buckets = Buckets(gpu, made, self._reduce, overlap, find_unused, self._open)
-        self.chunks = Buckets(gpu, chunks, self._reduce, overlap, find_unused, self._open)
+        self.buckets = Buckets(gpu, made, self._reduce, overlap, find_unused, self._open, at_once=stage > 1)
+        self.chunks = Buckets(gpu, chunks, self._reduce, overlap, find_unused, self._open, at_once=stage > 1)
         for bucket in made + chunks:
             self._share(bucket)
         self._leaving: list[tuple[Bucket, Any]] = []
