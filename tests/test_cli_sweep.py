@@ -105,3 +105,20 @@ def test_an_unknown_setting_is_refused(trace):
 def test_a_plot_that_cannot_be_drawn_is_refused_before_any_work(trace):
     with pytest.raises(ConfigError, match="must end in"):
         call("sweep", "no-such-trace", "transport=tcp", "--plot", "plot.gif")
+
+
+SLOW = ["--set", "nic.bandwidth=40 Gb/s", "--set", "transport.latency=300 us"]
+
+
+def test_a_sweep_of_buckets_records_anew_and_its_best_is_neither_the_smallest_nor_the_largest(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plan = ["--dry", "--model", "gpt2", "--cluster", "dgx-a100:2", "--batch", "16", "--dtype", "fp32", "--no-what-if"]
+    call("train", *plan, "--output", "run", *SLOW)
+    swept = ["run/trace.emu", "bucket=1,25,1000 MiB", "--plot", "buckets.svg", *SLOW, "--json"]
+    steps = [row["step"] for row in json.loads(call("sweep", *swept))["rows"]]
+    times = [step["time_s"] for step in steps]
+    assert min(times[0], times[2]) > 1.05 * times[1]
+    assert max(step["exposed_communication_s"] for step in steps) > 2 * steps[1]["exposed_communication_s"]
+    assert (tmp_path / "buckets.svg").stat().st_size > 1000
+    trained = json.loads(call("train", *plan, "--bucket", "1000 MiB", "--json", *SLOW))
+    assert trained["step"] == steps[2]
