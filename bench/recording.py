@@ -49,7 +49,7 @@ def measure_messages(samples: int, calls: int) -> None:
     from mpi4py import MPI
 
     from emu.comm.communicator import Comm
-    from emu.comm.mpi import MpiWorld
+    from emu.comm.mpi_world import MpiWorld
 
     world = MpiWorld()
     comm = Comm(world.wire, Log(world.rank), range(world.size))

@@ -10,7 +10,7 @@ from bench.training import SHAPE, Asked
 from bench.turns import turns
 from emu.cluster import load_cluster
 from emu.collectives import find
-from emu.comm.mpi import MpiWorld
+from emu.comm.mpi_world import MpiWorld
 from emu.nn import models
 from emu.nn.loss import SoftmaxCrossEntropy
 from emu.nn.optim import Adam

@@ -13,7 +13,7 @@ import numpy as np
 
 from emu.cluster import link_cluster, load_cluster
 from emu.collectives import find
-from emu.comm.mpi import MpiWorld
+from emu.comm.mpi_world import MpiWorld
 from emu.gpu import Cost
 from emu.program import end_job, mpi_trace, wall_gpu
 from emu.wall.agreement import compare

@@ -27,7 +27,7 @@ from emu.gpu.memory import Memory
 from emu.trace import Trace
 
 if TYPE_CHECKING:
-    from emu.comm.mpi import MpiWorld
+    from emu.comm.mpi_world import MpiWorld
     from emu.timeline import Timeline
     from emu.wall.lateness import Told as Lateness
     from emu.wall.run import Pace, Wall
@@ -164,7 +164,7 @@ def mpi_gpu(world: MpiWorld, cluster: Cluster, device: str = "numpy", profile: s
     log = Log(world.rank)
     comm = Comm(world.wire, log, range(world.size))
     comm.cluster, comm.profile = cluster, profile
-    return Gpu(comm, arrays_of(device), _memory(cluster, world.rank))
+    return Gpu(comm, arrays_of(device, allocate=comm.wire.empty), _memory(cluster, world.rank))
 
 
 def mpi_trace(
@@ -179,7 +179,7 @@ def _run_mpi(
     main: Callable[[Gpu], Any], spec: str | Cluster, ranks: int | None, device: str, profile: str, settings: Any,
     pace: Pace | None = None,
 ) -> Run:  # fmt: skip
-    from emu.comm.mpi import MpiWorld
+    from emu.comm.mpi_world import MpiWorld
 
     world = MpiWorld()
     try:
@@ -237,7 +237,7 @@ class _MpiClock:
 
 def watch(world: MpiWorld, log: Log) -> None:
     """Give every wait of this process its deadline, and name those that can't end."""
-    from emu.comm.envelope import Envelope
+    from emu.comm.mpi_envelope import Envelope
 
     Envelope(world, log, lambda text: print(text, file=sys.stderr, flush=True), world.abort).start()
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.mpi
 
 @pytest.fixture
 def mpi_world(world):
-    from emu.comm.mpi import MpiWorld
+    from emu.comm.mpi_world import MpiWorld
 
     return MpiWorld()
 

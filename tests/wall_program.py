@@ -15,7 +15,7 @@ import numpy as np
 from emu.cluster import link_cluster, load_cluster
 from emu.collectives import find
 from emu.comm.communicator import Request
-from emu.comm.mpi import MpiWorld
+from emu.comm.mpi_world import MpiWorld
 from emu.gpu import Cost
 from emu.program import end_job
 from emu.wall.run import Pace, begin

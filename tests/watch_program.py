@@ -5,7 +5,7 @@ import time
 
 from emu.cluster import link_cluster
 from emu.collectives.barrier import dissemination_barrier
-from emu.comm.mpi import MpiWorld
+from emu.comm.mpi_world import MpiWorld
 from emu.comm.watch import Watch
 from emu.program import end_job, mpi_gpu, mpi_trace, wall_gpu, watch
 from emu.wall.run import Pace

@@ -74,7 +74,7 @@ def load_program(path: str) -> Callable[[Any], Any]:
 
 def _agree(main: Callable[[Any], Any], make: Callable[[int], Cluster], pace: Pace, profile: str) -> Any:
     """Run as one rank; return the agreement and the lateness on rank 0, None elsewhere."""
-    from emu.comm.mpi import MpiWorld
+    from emu.comm.mpi_world import MpiWorld
     from emu.program import end_job, mpi_trace, wall_gpu, watch
     from emu.wall.agreement import compare
 

@@ -15,7 +15,7 @@ from emu.errors import ConfigError
 
 if TYPE_CHECKING:
     from emu.comm.communicator import Comm
-    from emu.comm.mpi import MpiWorld
+    from emu.comm.mpi_world import MpiWorld
     from emu.verify.bandwidth import Measured, Row
     from emu.verify.measure import Job
 
@@ -104,7 +104,7 @@ def _mpi_world(ngpus: int | None, dry: bool, timeout: float | None) -> MpiWorld 
         return None
     if ngpus is not None or dry:
         raise ConfigError("-g: under mpirun every process is a rank, got -g or --dry; leave mpirun or them out")
-    from emu.comm.mpi import MpiWorld
+    from emu.comm.mpi_world import MpiWorld
 
     return MpiWorld()
 

@@ -73,7 +73,7 @@ def _measure(output: str, as_json: bool) -> None:
     from emu.calibration.describe import cluster_file, fit
     from emu.calibration.measure import measure
     from emu.cluster import load_cluster
-    from emu.comm.mpi import MpiWorld
+    from emu.comm.mpi_world import MpiWorld
     from emu.program import end_job
     from emu.wall.hosts import place
 

@@ -132,7 +132,7 @@ def _run_here(plan: Plan, ranks: int, options: Options) -> None:
 
 def _run_mpi(make_plan: Any, options: Options) -> None:
     """Run as one rank of an MPI job; rank 0 tells."""
-    from emu.comm.mpi import MpiWorld
+    from emu.comm.mpi_world import MpiWorld
     from emu.comm.watch import Watch
     from emu.face.launch import run_as_rank
     from emu.face.session import JobAborted

@@ -21,7 +21,7 @@ from emu.errors import ConfigError
 
 if TYPE_CHECKING:
     from emu.cluster import Cluster
-    from emu.comm.mpi import MpiWorld
+    from emu.comm.mpi_world import MpiWorld
     from emu.parallel.training import Outcome, Plan
     from emu.trace import Trace
     from emu.wall.lateness import Told
@@ -143,7 +143,7 @@ def _train_here(plan: Plan, options: Options, ranks: int | None, dry: bool) -> N
 
 def _train_mpi(plan: Plan, options: Options) -> None:
     """Train as one rank of an MPI job; rank 0 tells."""
-    from emu.comm.mpi import MpiWorld
+    from emu.comm.mpi_world import MpiWorld
     from emu.parallel.training import train as program
     from emu.program import end_job, mpi_gpu, mpi_trace, watch
 

@@ -16,7 +16,7 @@ from emu.collectives.walks import Walk, distance_halving, power_of_two_core
 from emu.comm.calls import collective
 
 
-@collective("all_gather", "ring", agree=("out", "counts"))
+@collective("all_gather", "ring", agree=("out", "counts"), planned=True)
 def ring_all_gather(comm: Peers, x: Any, out: Any, counts: Sequence[int] | None = None) -> None:
     """Pass every chunk once round the ring.
 
@@ -27,7 +27,7 @@ def ring_all_gather(comm: Peers, x: Any, out: Any, counts: Sequence[int] | None 
     ring_gather(comm, out, cut)
 
 
-@collective("all_gather", "linear", agree=("out", "counts"))
+@collective("all_gather", "linear", agree=("out", "counts"), planned=True)
 def linear_all_gather(comm: Peers, x: Any, out: Any, counts: Sequence[int] | None = None) -> None:
     """Send my chunk to everybody at once.
 
@@ -42,7 +42,7 @@ def linear_all_gather(comm: Peers, x: Any, out: Any, counts: Sequence[int] | Non
     comm.waitall(requests)
 
 
-@collective("all_gather", "recursive_doubling", agree=("out", "counts"))
+@collective("all_gather", "recursive_doubling", agree=("out", "counts"), planned=True)
 def recursive_doubling_all_gather(comm: Peers, x: Any, out: Any, counts: Sequence[int] | None = None) -> None:
     """Exchange all that is there with the rank twice as far away, until all is there.
 
@@ -67,7 +67,7 @@ def recursive_doubling_all_gather(comm: Peers, x: Any, out: Any, counts: Sequenc
         comm.waitall([comm.isend(out, r - 1)])
 
 
-@collective("all_gather", "bruck", agree=("out", "counts"))
+@collective("all_gather", "bruck", agree=("out", "counts"), planned=True)
 def bruck_all_gather(comm: Peers, x: Any, out: Any, counts: Sequence[int] | None = None) -> None:
     """Double what is there in ⌈log₂p⌉ steps for any p, starting from my chunk; rotate it at the end.
 
@@ -87,7 +87,7 @@ def bruck_all_gather(comm: Peers, x: Any, out: Any, counts: Sequence[int] | None
     comm.copy(out[: cut[r]], held[out.size - cut[r] :])
 
 
-@collective("all_gather", "neighbour", agree=("out", "counts"))
+@collective("all_gather", "neighbour", agree=("out", "counts"), planned=True)
 def neighbour_all_gather(comm: Peers, x: Any, out: Any, counts: Sequence[int] | None = None) -> None:
     """Meet the two neighbours in turns and hand on the pair of chunks received last.
 

@@ -11,7 +11,7 @@ from emu.comm.calls import collective
 from emu.errors import ConfigError
 
 
-@collective("all_reduce", "naive")
+@collective("all_reduce", "naive", planned=True)
 def naive_all_reduce(comm: Peers, x: Any, op: str = "sum") -> None:
     """Gather all x on rank 0, add, and send the sum to everybody: rank 0's port carries it all.
 
@@ -24,7 +24,7 @@ def naive_all_reduce(comm: Peers, x: Any, op: str = "sum") -> None:
     linear_broadcast(comm, x)
 
 
-@collective("all_reduce", "parameter_server")
+@collective("all_reduce", "parameter_server", planned=True)
 def parameter_server_all_reduce(comm: Peers, x: Any, op: str = "sum", servers: int = 1) -> None:
     """Push x to the servers, which sum, then pull the sum. Ranks 0 to servers-1 serve a shard each and work too.
 
@@ -44,7 +44,7 @@ def parameter_server_all_reduce(comm: Peers, x: Any, op: str = "sum", servers: i
     finish(comm, x, op, p)
 
 
-@collective("all_reduce", "direct")
+@collective("all_reduce", "direct", planned=True)
 def direct_all_reduce(comm: Peers, x: Any, op: str = "sum") -> None:
     """Send chunk q straight to rank q, which adds in the order of ranks; send the sum straight back to all.
 

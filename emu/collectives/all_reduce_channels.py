@@ -25,7 +25,7 @@ def channel_ring_all_reduce(
     _channel_ring(comm, x, op, tuple(tuple(ring) for ring in orders))
 
 
-@collective("all_reduce", "channel_ring")
+@collective("all_reduce", "channel_ring", planned=True)
 def _channel_ring(comm: Peers, x: Any, op: str, rings: Sequence[Sequence[int]]) -> None:
     p, plain = comm.size, local_op(op)
     part = even_cuts(x.size, len(rings))
@@ -84,7 +84,7 @@ def channel_tree_all_reduce(
     _channel_tree(comm, x, op, tuple(tuple(node) for node in nodes), lanes, segment_bytes)
 
 
-@collective("all_reduce", "channel_tree")
+@collective("all_reduce", "channel_tree", planned=True)
 def _channel_tree(
     comm: Peers, x: Any, op: str, nodes: Sequence[Sequence[int]], lanes: int, segment_bytes: int
 ) -> None:

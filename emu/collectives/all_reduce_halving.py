@@ -18,7 +18,7 @@ from emu.collectives.walks import (
 from emu.comm.calls import collective
 
 
-@collective("all_reduce", "recursive_doubling")
+@collective("all_reduce", "recursive_doubling", planned=True)
 def recursive_doubling_all_reduce(comm: Peers, x: Any, op: str = "sum") -> None:
     """Exchange all of x with ranks at distance 1, 2, 4, ...; both partners add in one order.
 
@@ -38,7 +38,7 @@ def recursive_doubling_all_reduce(comm: Peers, x: Any, op: str = "sum") -> None:
     finish(comm, x, op, comm.size)
 
 
-@collective("all_reduce", "rabenseifner")
+@collective("all_reduce", "rabenseifner", planned=True)
 def rabenseifner_all_reduce(comm: Peers, x: Any, op: str = "sum") -> None:
     """Reduce-scatter by halving x at doubling distances, then all-gather on the way back.
 
@@ -57,7 +57,7 @@ def rabenseifner_all_reduce(comm: Peers, x: Any, op: str = "sum") -> None:
     finish(comm, x, op, comm.size)
 
 
-@collective("all_reduce", "swing")
+@collective("all_reduce", "swing", planned=True)
 def swing_all_reduce(comm: Peers, x: Any, op: str = "sum") -> None:
     """Halve and double with partners at distances 1, -1, 3, -5, 11, ...: short hops on a ring or torus.
 
@@ -74,7 +74,7 @@ def swing_all_reduce(comm: Peers, x: Any, op: str = "sum") -> None:
     finish(comm, x, op, comm.size)
 
 
-@collective("all_reduce", "halving_doubling")
+@collective("all_reduce", "halving_doubling", planned=True)
 def halving_doubling_all_reduce(comm: Peers, x: Any, op: str = "sum") -> None:
     """Halve in blocks of 2^k ranks, carry the chunks from small blocks to large ones and back, double.
 

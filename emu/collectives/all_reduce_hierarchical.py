@@ -19,7 +19,7 @@ from emu.errors import ConfigError
 BETWEEN = {"ring": ring_all_reduce, "rabenseifner": rabenseifner_all_reduce, "tree": tree_all_reduce}
 
 
-@collective("all_reduce", "hierarchical")
+@collective("all_reduce", "hierarchical", planned=True)
 def hierarchical_all_reduce(
     comm: Peers, x: Any, op: str = "sum", nodes: Sequence[int] | None = None, between: str = "ring"
 ) -> None:

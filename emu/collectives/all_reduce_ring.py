@@ -14,7 +14,7 @@ from emu.comm.calls import collective
 SEGMENT_BYTES = 1024 * 1024
 
 
-@collective("all_reduce", "ring")
+@collective("all_reduce", "ring", planned=True)
 def ring_all_reduce(comm: Peers, x: Any, op: str = "sum") -> None:
     """Reduce-scatter round the ring, then all-gather round the ring.
 
@@ -27,7 +27,7 @@ def ring_all_reduce(comm: Peers, x: Any, op: str = "sum") -> None:
     finish(comm, x, op, comm.size)
 
 
-@collective("all_reduce", "segmented_ring")
+@collective("all_reduce", "segmented_ring", planned=True)
 def segmented_ring_all_reduce(
     comm: Peers, x: Any, op: str = "sum", segment_bytes: int = SEGMENT_BYTES
 ) -> None:

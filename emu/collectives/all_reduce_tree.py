@@ -16,7 +16,7 @@ SEGMENT_BYTES = 64 * 1024
 TURNS = 2  # of a message on its way
 
 
-@collective("all_reduce", "tree")
+@collective("all_reduce", "tree", planned=True)
 def tree_all_reduce(comm: Peers, x: Any, op: str = "sum") -> None:
     """Add up a binomial tree to rank 0, then broadcast down the same tree.
 
@@ -29,7 +29,7 @@ def tree_all_reduce(comm: Peers, x: Any, op: str = "sum") -> None:
     binomial_broadcast(comm, x)
 
 
-@collective("all_reduce", "double_tree")
+@collective("all_reduce", "double_tree", planned=True)
 def double_tree_all_reduce(
     comm: Peers, x: Any, op: str = "sum", segment_bytes: int = SEGMENT_BYTES
 ) -> None:

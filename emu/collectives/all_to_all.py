@@ -15,7 +15,7 @@ from emu.errors import ConfigError
 Cuts = Sequence[int]
 
 
-@collective("all_to_all", "linear")
+@collective("all_to_all", "linear", planned=True)
 def linear_all_to_all(comm: Peers, x: Any, out: Any) -> None:
     """Start all sends and receives at once.
 
@@ -26,7 +26,7 @@ def linear_all_to_all(comm: Peers, x: Any, out: Any) -> None:
     _linear(comm, x, out, cut, cut)
 
 
-@collective("all_to_all", "pairwise")
+@collective("all_to_all", "pairwise", planned=True)
 def pairwise_all_to_all(comm: Peers, x: Any, out: Any) -> None:
     """In step s send to the rank s further on and receive from s back: one message a port at a time.
 
@@ -37,7 +37,7 @@ def pairwise_all_to_all(comm: Peers, x: Any, out: Any) -> None:
     _pairwise(comm, x, out, cut, cut)
 
 
-@collective("all_to_all", "bruck")
+@collective("all_to_all", "bruck", planned=True)
 def bruck_all_to_all(comm: Peers, x: Any, out: Any) -> None:
     """In step s pass on all chunks whose way has bit s set: ⌈log₂p⌉ steps, each of about half of x.
 
@@ -63,7 +63,7 @@ def bruck_all_to_all(comm: Peers, x: Any, out: Any) -> None:
         comm.copy(out[source * c : (source + 1) * c], held[i * c : (i + 1) * c])
 
 
-@collective("all_to_all_v", "linear", agree=())
+@collective("all_to_all_v", "linear", agree=(), planned=True)
 def linear_all_to_all_v(
     comm: Peers, x: Any, out: Any, send_counts: Sequence[int], receive_counts: Sequence[int]
 ) -> None:
@@ -75,7 +75,7 @@ def linear_all_to_all_v(
     _linear(comm, x, out, *_uneven("linear_all_to_all_v", comm, x, out, send_counts, receive_counts))
 
 
-@collective("all_to_all_v", "pairwise", agree=())
+@collective("all_to_all_v", "pairwise", agree=(), planned=True)
 def pairwise_all_to_all_v(
     comm: Peers, x: Any, out: Any, send_counts: Sequence[int], receive_counts: Sequence[int]
 ) -> None:

@@ -7,7 +7,7 @@ from emu.collectives.walks import binomial_node
 from emu.comm.calls import collective
 
 
-@collective("barrier", "dissemination")
+@collective("barrier", "dissemination", planned=True)
 def dissemination_barrier(comm: Peers) -> None:
     """Tell the rank 1, 2, 4, ... further on that I and those I heard of are here.
 
@@ -19,7 +19,7 @@ def dissemination_barrier(comm: Peers) -> None:
         comm.sendrecv(_nothing(comm), (r + hop) % p, _nothing(comm), (r - hop) % p)
 
 
-@collective("barrier", "tree")
+@collective("barrier", "tree", planned=True)
 def tree_barrier(comm: Peers) -> None:
     """Report up a binomial tree, release down the same tree.
 
@@ -34,7 +34,7 @@ def tree_barrier(comm: Peers) -> None:
     comm.waitall([comm.isend(_nothing(comm), child) for child in node.children])
 
 
-@collective("barrier", "linear")
+@collective("barrier", "linear", planned=True)
 def linear_barrier(comm: Peers) -> None:
     """Report to rank 0, which releases everybody.
 

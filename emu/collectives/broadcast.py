@@ -15,7 +15,7 @@ from emu.comm.calls import collective
 CHAIN_SEGMENT_BYTES = 128 * 1024
 
 
-@collective("broadcast", "linear")
+@collective("broadcast", "linear", planned=True)
 def linear_broadcast(comm: Peers, x: Any, root: int = 0) -> None:
     """Send x from the root to every other rank: the root's port carries all copies.
 
@@ -29,7 +29,7 @@ def linear_broadcast(comm: Peers, x: Any, root: int = 0) -> None:
         comm.waitall([comm.irecv(x, root)])
 
 
-@collective("broadcast", "binomial")
+@collective("broadcast", "binomial", planned=True)
 def binomial_broadcast(comm: Peers, x: Any, root: int = 0) -> None:
     """Whoever has x sends it to a rank that has not: twice as many have it after each step.
 
@@ -44,7 +44,7 @@ def binomial_broadcast(comm: Peers, x: Any, root: int = 0) -> None:
         comm.waitall([comm.isend(x, child)])
 
 
-@collective("broadcast", "scatter_all_gather")
+@collective("broadcast", "scatter_all_gather", planned=True)
 def scatter_all_gather_broadcast(comm: Peers, x: Any, root: int = 0) -> None:
     """Scatter x down a binomial tree, then pass the chunks round the ring.
 
@@ -59,7 +59,7 @@ def scatter_all_gather_broadcast(comm: Peers, x: Any, root: int = 0) -> None:
     ring_gather(from_root, x, cut)
 
 
-@collective("broadcast", "chain")
+@collective("broadcast", "chain", planned=True)
 def chain_broadcast(comm: Peers, x: Any, root: int = 0, segment_bytes: int = CHAIN_SEGMENT_BYTES) -> None:
     """Pass x down a chain of all ranks in segments; a segment is sent on while the next one arrives.
 

@@ -15,7 +15,7 @@ from emu.collectives.walks import binomial_node
 from emu.comm.calls import collective
 
 
-@collective("gather", "linear", agree=("x",))
+@collective("gather", "linear", agree=("x",), planned=True)
 def linear_gather(comm: Peers, x: Any, out: Any = None, root: int = 0) -> None:
     """Send my chunk straight to the root.
 
@@ -25,7 +25,7 @@ def linear_gather(comm: Peers, x: Any, out: Any = None, root: int = 0) -> None:
     _linear(comm, x, out, _even("linear_gather", comm, x, out, root), root)
 
 
-@collective("gather", "binomial", agree=("x",))
+@collective("gather", "binomial", agree=("x",), planned=True)
 def binomial_gather(comm: Peers, x: Any, out: Any = None, root: int = 0) -> None:
     """Collect the chunks of my subtree, then send them to my parent in one message.
 
@@ -35,7 +35,7 @@ def binomial_gather(comm: Peers, x: Any, out: Any = None, root: int = 0) -> None
     _binomial(comm, x, out, _even("binomial_gather", comm, x, out, root), root)
 
 
-@collective("gather_v", "linear", agree=("counts",))
+@collective("gather_v", "linear", agree=("counts",), planned=True)
 def linear_gather_v(comm: Peers, x: Any, out: Any, counts: Sequence[int], root: int = 0) -> None:
     """Send my chunk of counts[rank] elements straight to the root.
 
@@ -45,7 +45,7 @@ def linear_gather_v(comm: Peers, x: Any, out: Any, counts: Sequence[int], root: 
     _linear(comm, x, out, _uneven("linear_gather_v", comm, x, out, counts, root), root)
 
 
-@collective("gather_v", "binomial", agree=("counts",))
+@collective("gather_v", "binomial", agree=("counts",), planned=True)
 def binomial_gather_v(comm: Peers, x: Any, out: Any, counts: Sequence[int], root: int = 0) -> None:
     """Collect chunks of counts[rank] elements up a binomial tree.
 

@@ -48,7 +48,7 @@ def _orders(comm: Any, rings: Rings | None) -> Rings:
     return tuple(tuple(ring) for ring in rings)
 
 
-@collective("all_gather", "channel_ring")
+@collective("all_gather", "channel_ring", planned=True)
 def _all_gather(comm: Peers, x: Any, out: Any, rings: Rings) -> None:
     p = comm.size
     cut = cuts_for("channel_ring_all_gather", x, out, p, comm.rank, None)
@@ -65,7 +65,7 @@ def _all_gather(comm: Peers, x: Any, out: Any, rings: Rings) -> None:
         comm.waitall(requests)
 
 
-@collective("reduce_scatter", "channel_ring")
+@collective("reduce_scatter", "channel_ring", planned=True)
 def _reduce_scatter(comm: Peers, x: Any, out: Any, op: str, rings: Rings) -> None:
     p, plain = comm.size, local_op(op)
     cut = cuts_for("channel_ring_reduce_scatter", out, x, p, comm.rank, None)

@@ -17,7 +17,7 @@ from emu.comm.calls import collective
 CHAIN_SEGMENT_BYTES = 128 * 1024
 
 
-@collective("reduce", "linear")
+@collective("reduce", "linear", planned=True)
 def linear_reduce(comm: Peers, x: Any, root: int = 0, op: str = "sum") -> None:
     """Send x from every rank to the root, which adds in the order of ranks after it.
 
@@ -30,7 +30,7 @@ def linear_reduce(comm: Peers, x: Any, root: int = 0, op: str = "sum") -> None:
         finish(comm, x, op, comm.size)
 
 
-@collective("reduce", "binomial")
+@collective("reduce", "binomial", planned=True)
 def binomial_reduce(comm: Peers, x: Any, root: int = 0, op: str = "sum") -> None:
     """Add up what my children send and hand it to my parent.
 
@@ -55,7 +55,7 @@ def binomial_reduce(comm: Peers, x: Any, root: int = 0, op: str = "sum") -> None
         finish(comm, x, op, comm.size)
 
 
-@collective("reduce", "scatter_gather")
+@collective("reduce", "scatter_gather", planned=True)
 def scatter_gather_reduce(comm: Peers, x: Any, root: int = 0, op: str = "sum") -> None:
     """Reduce-scatter round the ring, then send the finished chunks to the root.
 
@@ -76,7 +76,7 @@ def scatter_gather_reduce(comm: Peers, x: Any, root: int = 0, op: str = "sum") -
         comm.waitall([comm.isend(mine, root)])
 
 
-@collective("reduce", "chain")
+@collective("reduce", "chain", planned=True)
 def chain_reduce(
     comm: Peers, x: Any, root: int = 0, op: str = "sum", segment_bytes: int = CHAIN_SEGMENT_BYTES
 ) -> None:

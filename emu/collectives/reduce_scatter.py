@@ -17,7 +17,7 @@ from emu.collectives.walks import Walk, distance_halving, power_of_two_core
 from emu.comm.calls import collective
 
 
-@collective("reduce_scatter", "ring", agree=("x", "counts"))
+@collective("reduce_scatter", "ring", agree=("x", "counts"), planned=True)
 def ring_reduce_scatter(comm: Peers, x: Any, out: Any, op: str = "sum", counts: Sequence[int] | None = None) -> None:
     """Pass partial sums round the ring; each chunk arrives complete at its owner.
 
@@ -29,7 +29,7 @@ def ring_reduce_scatter(comm: Peers, x: Any, out: Any, op: str = "sum", counts: 
     finish(comm, out, op, comm.size)
 
 
-@collective("reduce_scatter", "pairwise", agree=("x", "counts"))
+@collective("reduce_scatter", "pairwise", agree=("x", "counts"), planned=True)
 def pairwise_reduce_scatter(
     comm: Peers, x: Any, out: Any, op: str = "sum", counts: Sequence[int] | None = None
 ) -> None:
@@ -50,7 +50,7 @@ def pairwise_reduce_scatter(
     finish(comm, out, op, p)
 
 
-@collective("reduce_scatter", "recursive_halving", agree=("x", "counts"))
+@collective("reduce_scatter", "recursive_halving", agree=("x", "counts"), planned=True)
 def recursive_halving_reduce_scatter(
     comm: Peers, x: Any, out: Any, op: str = "sum", counts: Sequence[int] | None = None
 ) -> None:
@@ -82,7 +82,7 @@ def recursive_halving_reduce_scatter(
     finish(comm, out, op, p)
 
 
-@collective("reduce_scatter", "bruck", agree=("x", "counts"))
+@collective("reduce_scatter", "bruck", agree=("x", "counts"), planned=True)
 def bruck_reduce_scatter(
     comm: Peers, x: Any, out: Any, op: str = "sum", counts: Sequence[int] | None = None
 ) -> None:
@@ -107,7 +107,7 @@ def bruck_reduce_scatter(
     finish(comm, out, op, p)
 
 
-@collective("reduce_scatter", "neighbour", agree=("x", "counts"))
+@collective("reduce_scatter", "neighbour", agree=("x", "counts"), planned=True)
 def neighbour_reduce_scatter(
     comm: Peers, x: Any, out: Any, op: str = "sum", counts: Sequence[int] | None = None
 ) -> None:

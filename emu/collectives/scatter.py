@@ -15,7 +15,7 @@ from emu.collectives.walks import binomial_node
 from emu.comm.calls import collective
 
 
-@collective("scatter", "linear", agree=("out",))
+@collective("scatter", "linear", agree=("out",), planned=True)
 def linear_scatter(comm: Peers, x: Any, out: Any, root: int = 0) -> None:
     """Send each rank its chunk straight from the root.
 
@@ -25,7 +25,7 @@ def linear_scatter(comm: Peers, x: Any, out: Any, root: int = 0) -> None:
     _linear(comm, x, out, _even("linear_scatter", comm, x, out, root), root)
 
 
-@collective("scatter", "binomial", agree=("out",))
+@collective("scatter", "binomial", agree=("out",), planned=True)
 def binomial_scatter(comm: Peers, x: Any, out: Any, root: int = 0) -> None:
     """Send half of the chunks to the rank that scatters them on, a quarter to the next, and so on.
 
@@ -35,7 +35,7 @@ def binomial_scatter(comm: Peers, x: Any, out: Any, root: int = 0) -> None:
     _binomial(comm, x, out, _even("binomial_scatter", comm, x, out, root), root)
 
 
-@collective("scatter_v", "linear", agree=("counts",))
+@collective("scatter_v", "linear", agree=("counts",), planned=True)
 def linear_scatter_v(comm: Peers, x: Any, out: Any, counts: Sequence[int], root: int = 0) -> None:
     """Send each rank its chunk of counts[rank] elements straight from the root.
 
@@ -45,7 +45,7 @@ def linear_scatter_v(comm: Peers, x: Any, out: Any, counts: Sequence[int], root:
     _linear(comm, x, out, _uneven("linear_scatter_v", comm, x, out, counts, root), root)
 
 
-@collective("scatter_v", "binomial", agree=("counts",))
+@collective("scatter_v", "binomial", agree=("counts",), planned=True)
 def binomial_scatter_v(comm: Peers, x: Any, out: Any, counts: Sequence[int], root: int = 0) -> None:
     """Send chunks of counts[rank] elements down a binomial tree.
 

@@ -132,7 +132,7 @@ class Switching:
     def __init__(self, inner: Any, log: Any) -> None:
         self.inner, self.log = inner, log
         self.dry, self.rank, self.size = inner.dry, inner.rank, inner.size
-        self.isend, self.irecv, self.test = inner.isend, inner.irecv, inner.test
+        self.isend, self.irecv, self.test, self.empty = inner.isend, inner.irecv, inner.test, inner.empty
         self.base = log.data
         self.outer: tuple = ()
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from emu.comm.plan import Plan, sketch
 from emu.comm.recording import Log, relative, requests_in
 from emu.comm.sites import call_site
 from emu.comm.wire import Call
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from emu.comm.communicator import Comm
 
 ORDER_CHECKED = 64  # up to so many communicators at a time, their order of use is compared at every call
+CALLS_KEPT = 1024  # sorts of calls that a communicator knows
 SAMPLE_EVERY = 1024  # every so many calls, a template is recorded again and compared
 
 
@@ -40,20 +42,36 @@ class Collective:
     names: tuple[str, ...]  # its parameters after comm
     defaults: Mapping[str, Any]
     agree: tuple[str, ...] | None  # None: every array
+    planned: bool = False  # it leaves all that happens to arrays to its communicator
 
-    @property
+    @functools.cached_property
     def label(self) -> str:
         """Its name in traces: ring_all_reduce."""
         return f"{self.algorithm}_{self.operation}" if self.algorithm else self.operation
 
 
+@dataclass
+class Known:
+    """What is known of a call that was made before with arguments of these sizes."""
+
+    terms: Any  # what a template depends on
+    agreed: Any  # what ranks must agree on
+    nbytes: int  # of the payload
+    arrays: int  # among its arguments
+    plan: Plan | None = None
+    plannable: bool = True
+    bound: dict[tuple[int, ...], Any] = field(default_factory=dict)  # addresses of the arguments -> the plan's calls
+
+
 def collective(
-    operation: str, algorithm: str, agree: Sequence[str] | None = None
+    operation: str, algorithm: str, agree: Sequence[str] | None = None, planned: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Mark a function (comm, …) as an algorithm of a collective.
 
     `agree` names the arguments that must have the same size and dtype on all ranks (None: every array);
-    arguments that are not arrays must be equal in any case.
+    arguments that are not arrays must be equal in any case. `planned` promises that the function neither reads
+    values nor calls numpy on its arrays, but leaves that to `comm`: it is then run once for arguments of these sizes,
+    and what it does to them is repeated.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -61,7 +79,7 @@ def collective(
         defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
         names = tuple(p.name for p in parameters)
         agreed = tuple(agree) if agree is not None else None
-        spec = Collective(operation, algorithm, function, names, defaults, agreed)
+        spec = Collective(operation, algorithm, function, names, defaults, agreed, planned)
 
         @functools.wraps(function)
         def call(comm: Any, *args: Any, **kwargs: Any) -> Any:
@@ -79,31 +97,37 @@ def run_call(comm: Comm, spec: Collective, args: tuple, kwargs: dict) -> Any:
     log = comm.log
     if log.flag:
         return spec.function(comm, *args, **kwargs)
-    args = tuple(_line(comm, spec, value) for value in args)
-    kwargs = {name: _line(comm, spec, value) for name, value in kwargs.items()}
-    terms, agreed, nbytes = _terms(spec, args, kwargs)
-    if log.about:
-        agreed = (*agreed, ("about", log.about))
+    for value in args:
+        if value.__class__ is not np.ndarray and hasattr(value, "dtype") or (
+            value.__class__ is np.ndarray and (value.ndim != 1 or not value.flags.c_contiguous)
+        ):
+            args = tuple([_line(comm, spec, value) for value in args])
+            break
+    if kwargs:
+        kwargs = {name: _line(comm, spec, value) for name, value in kwargs.items()}
+    known = _known(comm, spec, args, kwargs)
     if comm.checks and comm.size > 1:
         turns = comm.turns
         order = dict(turns) if 1 < len(turns) <= ORDER_CHECKED else {}
+        agreed = (*known.agreed, ("about", log.about)) if log.about else known.agreed
         call = Call(spec.label, agreed, call_site(), comm.calls_begun, order)
         turns[comm.context] = (comm.calls_begun, comm.group, call)
         comm.wire.agree(call)
     comm.calls_begun += 1
+    if log.muted:
+        return _run_muted(comm, spec, args, kwargs, known)
     label = spec.label
     if not comm.templates or label in log.tables.untemplated:
         return _run_flat(comm, spec, args, kwargs)
-    key = (label, comm.size, comm.rank, terms)
+    key = (label, comm.size, comm.rank, known.terms)
     number = log.tables.template_ids.get(key)
     if number is None or (not comm.dry and comm.calls_begun % SAMPLE_EVERY == 0):
-        return _run_recording(comm, spec, args, kwargs, key, nbytes)
-    rows = log.tables.templates[number].rows
-    log.call(number, _group(comm), comm.context, nbytes)
+        return _run_recording(comm, spec, args, kwargs, key, known.nbytes)
+    log.call(number, _group(comm), comm.context, known.nbytes)
     if comm.dry:
-        log.posted[log.stream] += requests_in(rows)
+        log.posted[log.stream] += requests_in(log.tables.templates[number].rows)
         return None
-    return _run_muted(comm, spec, args, kwargs)
+    return _run_muted(comm, spec, args, kwargs, known)
 
 
 def _line(comm: Comm, spec: Collective, value: Any) -> Any:
@@ -119,13 +143,35 @@ def _line(comm: Comm, spec: Collective, value: Any) -> Any:
     return value if value.ndim == 1 else value.reshape(-1)
 
 
-def _run_muted(comm: Comm, spec: Collective, args: tuple, kwargs: dict) -> Any:
+def _run_muted(comm: Comm, spec: Collective, args: tuple, kwargs: dict, known: Known) -> Any:
+    """Move the bytes of a call that is recorded already, or is not to be."""
     log = comm.log
-    log.flag, log.muted = COLLECTIVE, True
+    muted, log.flag, log.muted = log.muted, COLLECTIVE, True
     try:
+        if spec.planned and getattr(comm.wire, "replays", False) and _replay(comm, spec, args, kwargs, known):
+            return None
         return spec.function(comm, *args, **kwargs)
     finally:
-        log.flag, log.muted = 0, False
+        log.flag, log.muted = 0, muted
+
+
+def _replay(comm: Comm, spec: Collective, args: tuple, kwargs: dict, known: Known) -> bool:
+    """Do what the call's plan says; tell whether there is one for these arguments."""
+    arrays = [value for value in (*args, *kwargs.values()) if value.__class__ is np.ndarray]
+    if len(arrays) != known.arrays:
+        return False  # some are on a device
+    for array in arrays:
+        if not array.flags.writeable:
+            return False
+    plan = known.plan
+    if plan is None:
+        plan = known.plan = sketch(comm, spec.function, args, kwargs) if known.plannable else None
+        known.plannable = plan is not None
+        if plan is None:
+            return False
+    comm.wire.replay(plan, arrays, known.bound)
+    comm.log.posted[comm.log.stream] += plan.requests
+    return True
 
 
 def _run_flat(comm: Comm, spec: Collective, args: tuple, kwargs: dict) -> Any:
@@ -186,6 +232,35 @@ def spill(log: Log) -> None:
 def _group(comm: Comm) -> int:
     groups = comm.log.tables.groups
     return groups.setdefault(comm.group, len(groups))
+
+
+def _known(comm: Comm, spec: Collective, args: tuple, kwargs: dict) -> Known:
+    """Return what is known of a call, looked up by its arguments' sizes."""
+    key: Any = (spec.function, *[_size(value) for value in args])
+    if kwargs:
+        key = (*key, *[(name, _size(value)) for name, value in kwargs.items()])
+    try:
+        known = comm.known.get(key)
+    except TypeError:  # an argument that has no hash
+        return _learn(spec, args, kwargs)
+    if known is None:
+        if len(comm.known) >= CALLS_KEPT:
+            comm.known.clear()
+        known = comm.known[key] = _learn(spec, args, kwargs)
+    return known
+
+
+def _learn(spec: Collective, args: tuple, kwargs: dict) -> Known:
+    arrays = sum(hasattr(value, "dtype") and hasattr(value, "nbytes") for value in (*args, *kwargs.values()))
+    return Known(*_terms(spec, args, kwargs), arrays)
+
+
+def _size(value: Any) -> Any:
+    if value.__class__ is np.ndarray:
+        return value.size, value.dtype
+    if hasattr(value, "dtype"):
+        return value.size, value.dtype, value.__class__
+    return tuple(value) if isinstance(value, (list, tuple)) else value
 
 
 def _terms(spec: Collective, args: tuple, kwargs: dict) -> tuple[Any, Any, int]:

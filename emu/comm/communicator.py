@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from emu.comm.calls import Collective, run_call
+from emu.comm.operations import OPERATIONS
 from emu.comm.recording import Log
 from emu.comm.wire import Wire
 from emu.errors import ConfigError
@@ -21,20 +22,6 @@ from emu.trace import ANY, DTYPE_CODE
 
 _frame = sys._getframe
 _ALONE = -1_000_000_000  # contexts from here down are ranks' own
-
-OPERATIONS: dict[str, Callable[..., Any]] = {
-    "sum": np.add,
-    "prod": np.multiply,
-    "max": np.maximum,
-    "min": np.minimum,
-    "land": np.logical_and,
-    "lor": np.logical_or,
-    "lxor": np.logical_xor,
-    "band": np.bitwise_and,
-    "bor": np.bitwise_or,
-    "bxor": np.bitwise_xor,
-}
-
 
 class Request:
     """A message under way. Wait for it with `wait`, or for several with `Comm.waitall`."""
@@ -83,6 +70,7 @@ class Comm:
         self.checks = True  # ranks check that they make the same collective calls
         self.templates = True  # collectives are recorded once and then by reference
         self.calls_begun = 0
+        self.known: dict[Any, Any] = {}  # what is known of calls that were made before
         self.cluster: Any = None  # where the program runs, for decisions that look at it
         self.profile = "ideal"  # whose library's choices "auto" makes
         self.decisions: dict[str, Any] = {}  # what was decided so; goes into the trace's header
@@ -198,7 +186,7 @@ class Comm:
             return DryArray.of((size,), dtype)
         if like is not None and not isinstance(like, np.ndarray):
             return like.__class__((size,), dtype=dtype)
-        return np.empty(size, dtype)
+        return self.wire.empty(size, dtype)
 
     def empty_like(self, x: Any) -> Any:
         """Return scratch of x's size and dtype on x's device."""

@@ -190,6 +190,10 @@ class LocalWire:
     def free(self) -> None:
         """Nothing is held."""
 
+    def empty(self, shape: Any, dtype: Any) -> np.ndarray:
+        """Return an uninitialised array."""
+        return np.empty(shape, dtype)
+
     def _site(self) -> Site | None:
         return self.sites[-1] if self.sites else None
 

@@ -1,25 +1,25 @@
-"""One process a GPU: MpiWire carries bytes over MPI. The only floor that imports mpi4py.
+"""One process a GPU: MpiWire carries bytes over MPI.
 
 Buffers travel as bytes, so that any dtype and length works; collectives of MPI itself serve control only
 (agreement, splitting), never the data. Messages of collectives have an MPI communicator of their own, so a
-program's any-tag receive can not catch them.
+program's any-tag receive can not catch them; those between processes of one host go by mail.
 """
 
 from __future__ import annotations
 
-import os
-import pickle
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import greenlet
 import numpy as np
 from mpi4py import MPI
 
-from emu.comm.recording import Tables
+from emu.comm.mpi_agreements import Agreements, hash_of
+from emu.comm.mpi_mail import Expected, Mail, Sent
+from emu.comm.mpi_replay import Bound, bind
+from emu.comm.plan import Plan
 from emu.comm.sites import Site, told
 from emu.comm.watch import Watch
 from emu.comm.wire import KINDS, Call, compare, kind_name
@@ -29,6 +29,9 @@ MAX_MESSAGE_BYTES = 1 << 30  # longer ones are cut: counts of some MPI libraries
 KIND_BITS = 5  # the low bits of a plain message's MPI tag tell what it is made of
 _KINDS = (1 << KIND_BITS) - 1
 _BYTE = MPI.BYTE
+SENDS_KEPT = 1024  # places of sends
+BOUND_KEPT = 16  # sets of arguments that a plan is bound to, of each sort of call
+_address = MPI.Get_address
 _NATIVE = "fiub"  # dtype kinds that mpi4py can take the memory of
 
 
@@ -79,8 +82,12 @@ class MpiWire:
 
     dry = False
 
-    def __init__(self, plain: MPI.Comm, collective: MPI.Comm, watch: Watch, group: Sequence[int]) -> None:
+    def __init__(
+        self, plain: MPI.Comm, collective: MPI.Comm, watch: Watch, group: Sequence[int], mail: Mail | None = None
+    ) -> None:
         self._comms = (plain, collective)
+        self.mail = mail
+        watch.wires.add(self)
         self.watch = watch
         self.group = tuple(group)
         self.rank = plain.rank
@@ -91,7 +98,39 @@ class MpiWire:
         self.latest: Call | None = None
         self.context = 0
         self.max_message_bytes = MAX_MESSAGE_BYTES
+        self.sent: dict[tuple[int, int], Site] = {}  # (to, tag) -> where the newest plain send stands
         self._status = MPI.Status()
+        self._call = np.empty(1, np.int64)
+        self._calls = np.empty(self.size, np.int64)
+
+    def empty(self, shape: Any, dtype: Any) -> np.ndarray:
+        """Return an uninitialised array in memory that messages leave fastest."""
+        return np.empty(shape, dtype) if self.mail is None else self.mail.arena.empty(shape, dtype)
+
+    @property
+    def replays(self) -> bool:
+        """Whether plans may be carried out: not while something runs beside the program, which must get its turns."""
+        return self.watch.beside is None
+
+    def replay(self, plan: Plan, arrays: Sequence[Any], bound: dict[tuple[int, ...], Bound]) -> None:
+        """Carry a plan out on these arguments; `bound` keeps what was made of it for their addresses."""
+        addresses = tuple([_address(array) for array in arrays])
+        ready = bound.get(addresses)
+        if ready is None:
+            if len(bound) >= BOUND_KEPT:
+                bound.clear()
+            ready = bound[addresses] = bind(
+                plan, self._comms[1], self.mail, self.group, self.context, addresses, [a.nbytes for a in arrays]
+            )
+        watch = self.watch
+        watch.count += 1
+        watch.waiting = (self, "messages", ())
+        try:
+            for call in ready.calls:
+                call()
+        except MPI.Exception as error:
+            raise self._misfit(error) from None
+        watch.waiting = None
 
     def isend(
         self, x: Any, to: int, tag: int, collective: int, kind: int | None = None, rendezvous: bool = False
@@ -99,7 +138,10 @@ class MpiWire:
         """Start to send."""
         n = x.nbytes
         if not collective:
+            self._note(to, tag)
             tag = tag << KIND_BITS | (KINDS[x.dtype] if kind is None else kind)
+        elif self.mail is not None and self.group[to] in self.mail.readers:
+            return self.mail.send(x, self.group[to], self.context, tag, rendezvous)
         if x.__class__ is not np.ndarray or x.dtype.kind not in _NATIVE:
             x = _memory(x)
         comm = self._comms[collective]
@@ -119,6 +161,10 @@ class MpiWire:
                 return self._hold(x, source, tag, kind, exact)
             tag = tag << KIND_BITS | kind if tag >= 0 else MPI.ANY_TAG
             source = source if source >= 0 else MPI.ANY_SOURCE
+        elif self.mail is not None and self.group[source] in self.mail.readers:
+            expected = self.mail.receive(x, self.group[source], self.context, tag, exact=exact)
+            expected.source = source
+            return expected
         if x.__class__ is not np.ndarray or x.dtype.kind not in _NATIVE:
             x = _memory(x)
         comm = self._comms[collective]
@@ -126,6 +172,13 @@ class MpiWire:
             return self._cut(comm.Irecv, x, source, tag, -1 if collective or kind is None else kind, exact)
         request = comm.Irecv((x, n, _BYTE), source, tag)
         return request if collective else Parts(self, [request], n, kind, exact, *asked)  # type: ignore[arg-type]
+
+    def _note(self, to: int, tag: int) -> None:
+        """Keep where a plain send stands, for a receiver that finds it wrong."""
+        if self.sites:
+            if len(self.sent) > SENDS_KEPT:
+                self.sent.clear()
+            self.sent[to, tag] = self.sites[-1]
 
     def _hold(self, x: Any, source: int, tag: int, kind: int, exact: bool) -> Parts:
         """Keep a receive back until the engine has chosen its message."""
@@ -194,12 +247,13 @@ class MpiWire:
         """Send and receive at the same time."""
         n_out, n_in = x.nbytes, into.nbytes
         if n_out > self.max_message_bytes or n_in > self.max_message_bytes or source < 0 or tag < 0 or (
-                self.watch.beside is not None):
+                self.watch.beside is not None) or (collective and self.mail is not None):
             self.wait((self.irecv(into, source, tag, collective), self.isend(x, to, tag, collective)))
             return
         if collective:
             tag_out = tag_in = tag
         else:
+            self._note(to, tag)
             tag_out, tag_in = tag << KIND_BITS | KINDS[x.dtype], tag << KIND_BITS | KINDS[into.dtype]
         if x.__class__ is not np.ndarray or x.dtype.kind not in _NATIVE:
             x, into = _memory(x), _memory(into)
@@ -220,6 +274,8 @@ class MpiWire:
     def test(self, pending: Any) -> bool:
         """Tell whether one is done."""
         self.watch.count += 1
+        if isinstance(pending, (Sent, Expected)):
+            return pending.test()
         if not isinstance(pending, Parts):
             return pending.Test()
         if not pending.done:
@@ -259,25 +315,16 @@ class MpiWire:
         self.latest = call
         if self.watch.holds:
             self.later.add(call)
+            return
+        mine, calls, watch = self._call, self._calls, self.watch
+        mine[0] = hash_of(call.what, call.terms)
+        watch.begin((self, "agreement", call))
+        if watch.beside is not None:
+            self._wait_in_turns((self._comms[0].Iallgather(mine, calls),), watch.beside)
         else:
-            self.finish_agree(self.start_agree(call))
-
-    def start_agree(self, call: Call) -> tuple[Call, Any, Any]:
-        """Tell the others which call this rank makes."""
-        all_of = np.empty(self.size, dtype=np.int64)
-        mine = np.array([hash_of(call)], dtype=np.int64)
-        return call, all_of, (mine, self._comms[0].Iallgather(mine, all_of))
-
-    def finish_agree(self, started: tuple[Call, Any, Any]) -> None:
-        """Compare what the others have told."""
-        call, all_of, (_, request) = started
-        self.watch.begin((self, "agreement", call))
-        if self.watch.beside is not None:
-            self._wait_in_turns((request,), self.watch.beside)
-        else:
-            request.Wait()
-        self.watch.waiting = None
-        if (all_of != all_of[0]).any():
+            self._comms[0].Allgather(mine, calls)
+        watch.waiting = None
+        if (calls != mine).any():
             compare(dict(zip(self.group, self._comms[0].allgather(call), strict=True)))
 
     def sub(self, part: int | None, members: Sequence[int], context: int) -> MpiWire | None:
@@ -286,7 +333,7 @@ class MpiWire:
             self._comms[0].Split(MPI.UNDEFINED)
             return None
         plain = self._comms[0].Split(part, members.index(self.rank))
-        made = MpiWire(plain, plain.Dup(), self.watch, [self.group[m] for m in members])
+        made = MpiWire(plain, plain.Dup(), self.watch, [self.group[m] for m in members], self.mail)
         made.max_message_bytes, made.context = self.max_message_bytes, context
         return made
 
@@ -296,6 +343,8 @@ class MpiWire:
 
     def beside(self) -> MpiWire:
         """Return a wire of the same members whose messages meet no others; MPI makes it while the program goes on."""
+        from emu.comm.mpi_turns import MpiBeside
+
         made, request = self._comms[0].Idup()
         return MpiBeside(made, request, self.watch, self.group)
 
@@ -309,10 +358,12 @@ class MpiWire:
     ) -> MismatchError:
         """Return the error of a message that is not what its receive is for."""
         site = told(self.sites[-1]) if self.sites else "an unknown place"
+        sender = self.watch.where_sent(self, source, tag) or "an unknown place"
         return MismatchError(
             f"message with tag {tag}: sender and receiver must agree on size and dtype, got rank "
-            f"{self.group[source]} sending {nbytes} bytes of {kind_name(kind)}, and rank {self.group[self.rank]} "
-            f"receiving {asked} bytes of {kind_name(asked_kind)}, waited for at {site}; make both the same"
+            f"{self.group[source]} sending {nbytes} bytes of {kind_name(kind)} at {sender}, and rank "
+            f"{self.group[self.rank]} receiving {asked} bytes of {kind_name(asked_kind)}, waited for at {site}; "
+            "make both the same"
         )
 
     def misfit_of(self, pendings: Sequence[Any]) -> str | None:
@@ -340,12 +391,18 @@ class MpiWire:
         return Parts(self, [start((part, part.size, _BYTE), peer, tag) for part in parts], data.size, kind, exact)
 
     def _wait_parts(self, pendings: Sequence[Any]) -> None:
+        """Wait for all kinds of messages."""
+        mail, by_mail = self.mail, [p for p in pendings if isinstance(p, (Sent, Expected))]
+        pendings = [p for p in pendings if not isinstance(p, (Sent, Expected))]
         requests: list[MPI.Request] = []
         for pending in pendings:
             requests += pending.requests if isinstance(pending, Parts) else [pending]
         statuses = [MPI.Status() for _ in requests]
         try:
-            MPI.Request.Waitall(requests, statuses)
+            if mail is not None and (by_mail or mail.busy):
+                mail.wait(by_mail, requests, statuses)
+            else:
+                MPI.Request.Waitall(requests, statuses)
         except MPI.Exception as error:
             raise self._misfit(error) from None
         at = 0
@@ -356,7 +413,7 @@ class MpiWire:
             at += n
         self.watch.waiting = None
 
-    def _wait_in_turns(self, pendings: Sequence[Any], turns: MpiTurns) -> None:
+    def _wait_in_turns(self, pendings: Sequence[Any], turns: Any) -> None:
         """Let what runs beside the program go on while this waits."""
         turns.until(lambda: all([self.test(pending) for pending in pendings]), lambda: "its messages")
         self.watch.waiting = None
@@ -369,197 +426,9 @@ class MpiWire:
         )
 
 
-class Agreements:
-    """What the members of a communicator call, told while they go on and looked at when it has come."""
-
-    WIDTH = 256
-
-    def __init__(self, comm: MPI.Comm, group: Sequence[int]) -> None:
-        self.comm, self.group = comm, group
-        self.pending: deque[tuple[Any, Any, Any]] = deque()
-
-    def add(self, call: Call) -> None:
-        """Tell a call; raise MismatchError if an earlier one turns out to have been different elsewhere."""
-        text = f"{call.what}\0{call.terms}\0{call}".encode()[: self.WIDTH]
-        mine = np.zeros(self.WIDTH, np.uint8)
-        mine[: len(text)] = np.frombuffer(text, np.uint8)
-        told = np.empty((len(self.group), self.WIDTH), np.uint8)
-        self.pending.append((mine, told, self.comm.Iallgather(mine, told)))
-        self.look(wait=len(self.pending) > 1000)
-
-    def look(self, wait: bool = False) -> None:
-        """Compare what has come; `wait` for all."""
-        while self.pending and (wait or self.pending[0][2].Test()):
-            _, told, request = self.pending.popleft()
-            request.Wait()
-            texts = [bytes(row).rstrip(b"\0").decode(errors="replace").split("\0") for row in told]
-            for rank, text in zip(self.group, texts, strict=True):
-                if text[:2] != texts[0][:2]:
-                    raise MismatchError(
-                        f"collectives: every rank must make the same call, got rank {self.group[0]}: {texts[0][-1]}; "
-                        f"rank {rank}: {text[-1]}; make all ranks call the same collectives in the same order"
-                    )
-
-
-class MpiTurns:
-    """Runs coroutines beside this process's program; they go on whenever the program waits or asks."""
-
-    def __init__(self, watch: Watch) -> None:
-        self.watch = watch
-        self.coroutines: list[greenlet.greenlet] = []
-
-    def spawn(self, work: Callable[[], Any]) -> None:
-        """Start a coroutine and run it until it first waits."""
-        coroutine = greenlet.greenlet(work)
-        self.coroutines.append(coroutine)
-        self.watch.beside = self
-        self.step()
-
-    def until(self, done: Callable[[], bool], told: Callable[[], str]) -> None:
-        """Let coroutines run until done() holds; a coroutine itself lets the program go on meanwhile."""
-        current = greenlet.getcurrent()
-        pause = 0.0
-        while not done():
-            if current in self.coroutines:
-                assert current.parent is not None
-                current.parent.switch()
-                continue
-            self.step()
-            time.sleep(pause)
-            pause = min(pause + 1e-6, 1e-4)
-
-    def wake(self) -> None:
-        """Nobody sleeps for long."""
-
-    def step(self) -> None:
-        """Let every coroutine run until it next waits."""
-        for coroutine in list(self.coroutines):
-            if coroutine.dead:
-                self.coroutines.remove(coroutine)
-                self.watch.beside = self if self.coroutines else None
-            elif coroutine is not greenlet.getcurrent():
-                coroutine.parent = greenlet.getcurrent()
-                coroutine.switch()
-
-
-class MpiBeside(MpiWire):
-    """A wire for calls beside the program: where they wait, the program goes on."""
-
-    def __init__(self, comm: MPI.Comm, request: MPI.Request, watch: Watch, group: Sequence[int]) -> None:
-        self._comms = (comm, comm)
-        self._made: MPI.Request | None = request
-        self.watch = watch
-        self.group = tuple(group)
-        self.size = len(self.group)
-        self.rank = self.group.index(MPI.COMM_WORLD.rank)
-        self.sites = deque(maxlen=1)
-        self.held = []
-        self.later = Agreements(comm, self.group)
-        self.latest = None
-        self.context = -1
-        self.max_message_bytes = MAX_MESSAGE_BYTES
-        self._status = MPI.Status()
-
-    def agree(self, call: Call) -> None:
-        """Wait until MPI has made the communicator, then see that all members make the same call."""
-        self._ready()
-        super().agree(call)
-
-    def isend(
-        self, x: Any, to: int, tag: int, collective: int, kind: int | None = None, rendezvous: bool = False
-    ) -> Any:
-        """Start to send."""
-        self._ready()
-        return super().isend(x, to, tag, collective, kind, rendezvous)
-
-    def irecv(
-        self, x: Any, source: int, tag: int, collective: int, kind: int | None = None, exact: bool = True
-    ) -> Any:
-        """Start to receive."""
-        self._ready()
-        return super().irecv(x, source, tag, collective, kind, exact)
-
-    def _ready(self) -> None:
-        if self._made is not None:
-            assert self.watch.beside is not None
-            request, self._made = self._made, None
-            self.watch.beside.until(request.Test, lambda: "a communicator")
-
-
-def hash_of(call: Call) -> int:
-    """Return 63 bits that are equal on every process for equal calls."""
-    import hashlib
-
-    text = repr((call.what, call.terms)).encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
-
-
 def _memory(x: Any) -> Any:
     """Return what MPI can take the memory of: bytes for odd dtypes; device arrays when their work is done."""
     if isinstance(x, np.ndarray):
         return x.reshape(-1).view(np.uint8)
     x.device.synchronize()
     return x
-
-
-class MpiWorld:
-    """All processes of the job."""
-
-    def __init__(self, watch: Watch | None = None) -> None:
-        world = MPI.COMM_WORLD
-        self.rank = world.rank
-        self.size = world.size
-        self.watch = watch if watch is not None else Watch()
-        self._comm = world.Dup()
-        self._wire: MpiWire | None = None
-
-    @property
-    def wire(self) -> MpiWire:
-        """The wire between all ranks."""
-        if self._wire is None:
-            world = MPI.COMM_WORLD
-            self._wire = MpiWire(world.Dup(), world.Dup(), self.watch, range(self.size))
-        return self._wire
-
-    def control(self) -> MPI.Comm:
-        """Make an MPI communicator for what is told beside the program."""
-        return MPI.COMM_WORLD.Dup()
-
-    def gather_logs(self, data: bytes, tables: Tables) -> list[tuple[bytes, Tables]] | None:
-        """Bring every rank's log to rank 0."""
-        return self.gather((data, tables))
-
-    def gather(self, value: Any) -> list[Any] | None:
-        """Bring a value of every rank to rank 0, without burning a core while others still work."""
-        self.watch.begin((None, "its end, or a synchronization of all", None), patient=self.rank != 0)
-        values = None
-        if self.rank != 0:
-            self._comm.isend(value, 0, tag=1).wait()
-        else:
-            values = [value] + [self._quiet_recv(source, 1) for source in range(1, self.size)]
-        self.watch.end()
-        return values
-
-    def tell(self, value: Any) -> Any:
-        """Bring rank 0's value to every rank; who waits sleeps, for as long as rank 0 works."""
-        self.watch.begin((None, "its end, or a synchronization of all", None), patient=self.rank != 0)
-        if self.rank != 0:
-            value = self._quiet_recv(0, 2)
-        else:
-            data = pickle.dumps(value)
-            MPI.Request.waitall([self._comm.isend(data, rank, tag=2) for rank in range(1, self.size)])
-        self.watch.end()
-        return value
-
-    def abort(self, status: int) -> None:
-        """End the job on every rank, with this status. Does not return."""
-        MPI.COMM_WORLD.Abort(status)
-        os._exit(status)  # MPICH's abort returns until its launcher kills this process
-
-    def _quiet_recv(self, source: int, tag: int) -> Any:
-        pause = 1e-4
-        while not self._comm.iprobe(source, tag):
-            time.sleep(pause)
-            pause = min(2 * pause, 5e-3)
-        value = self._comm.recv(source=source, tag=tag)
-        return pickle.loads(value) if tag == 2 else value

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,8 @@ class Watch:
         self.waiting: Any = None
         self.patient = False  # the wait that goes on has no deadline
         self.holds = False  # receives from any source wait for an engine to choose their message
+        self.wires: weakref.WeakSet[Any] = weakref.WeakSet()  # of this process
+        self.where_sent: Callable[[Any, int, int], str] = lambda wire, source, tag: ""  # asks a sender for its line
         self.beside: Any = None  # what runs beside the program, while something does
         self.deadline_s = deadline_s
         self._thread: threading.Thread | None = None

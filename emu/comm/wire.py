@@ -91,6 +91,9 @@ class Wire(Protocol):
     def test(self, pending: Any) -> bool:
         """Tell whether one is done."""
 
+    def empty(self, shape: Any, dtype: Any) -> np.ndarray:
+        """Return an uninitialised array of the host, in memory that messages leave fastest."""
+
     def exchange(self, value: Any, work: Callable[[list[Any]], Any] = list) -> Any:
         """Give one small value, get what `work` makes of every member's, in rank order: control, no emulated traffic.
 

@@ -22,7 +22,7 @@ from emu.face.session import Session
 from emu.trace import Trace
 
 if TYPE_CHECKING:
-    from emu.comm.mpi import MpiWorld
+    from emu.comm.mpi_world import MpiWorld
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ def run_as_rank(plan: Plan, world: MpiWorld, watched: Callable[[Log], None]) -> 
     """Run the script as this process of an MPI job. `watched` gives the log's waits their deadline."""
     import sys
 
-    from emu.comm.mpi import MpiTurns
-    from emu.comm.sequencer import Seat
+    from emu.comm.mpi_sequencer import Seat
+    from emu.comm.mpi_turns import MpiTurns
 
     log = Log(world.rank)
     core = Comm(world.wire, log, range(world.size))

@@ -16,14 +16,14 @@ from emu.wall.lateness import Told
 from emu.wall.run import Pace, begin
 
 if TYPE_CHECKING:
-    from emu.comm.mpi import MpiWorld
+    from emu.comm.mpi_world import MpiWorld
 
 
 def run_live(
     plan: Plan, world: MpiWorld, watched: Callable[[Log], None], pace: Pace, failed: Callable[[BaseException], None]
 ) -> tuple[Ended, Told]:
     """Run the script as this process of an MPI job, live; return how it ended and how late it was."""
-    from emu.comm.mpi import MpiTurns
+    from emu.comm.mpi_turns import MpiTurns
 
     wall = begin(world, plan.cluster, pace, profile=plan.profile, failed=failed)
     log, core = wall.gpu.log, wall.gpu.comm

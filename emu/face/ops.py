@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from emu.comm.communicator import OPERATIONS
+from emu.comm.operations import OPERATIONS
 from emu.errors import ConfigError
 from emu.face.datatypes import Datatype
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -62,14 +63,15 @@ class NumpyArrays:
 
     xp = np
 
-    def __init__(self) -> None:
+    def __init__(self, allocate: Callable[[Any, Any], np.ndarray] = np.empty) -> None:
+        self.allocate = allocate  # (shape, dtype) -> new memory
         self._free: dict[int, list[_Block]] = {}  # by size
         self._used: dict[int, tuple[weakref.ref, int]] = {}  # by the array's id
 
     def empty(self, shape: Any, dtype: np.dtype) -> np.ndarray:
         """Allocate, uninitialised."""
         nbytes = math.prod(shape) * dtype.itemsize if isinstance(shape, tuple) else 0
-        return np.empty(shape, dtype) if nbytes < REUSED_BYTES else self._reused(shape, dtype, nbytes)
+        return self.allocate(shape, dtype) if nbytes < REUSED_BYTES else self._reused(shape, dtype, nbytes)
 
     def _reused(self, shape: tuple[int, ...], dtype: np.dtype, nbytes: int) -> np.ndarray:
         size = -(-nbytes // REUSED_BYTES) * REUSED_BYTES
@@ -92,7 +94,8 @@ class NumpyArrays:
         free = sum(each * len(blocks) for each, blocks in list(self._free.items()))
         if free > sum(each for _, each in list(self._used.values())):
             self._free.clear()
-        return _Block(size, np.uint8)
+        memory = self.allocate((size,), np.uint8).view(_Block)
+        return memory.view(_Block)  # once more, or numpy would have arrays refer to what lies below the block
 
     def to_device(self, array: np.ndarray, data: Any) -> None:
         """Copy host data into an array."""
@@ -163,10 +166,12 @@ class CupyArrays:
         self.xp.cuda.get_current_stream().synchronize()
 
 
-def arrays_of(device: str, dry: bool = False) -> Arrays:
-    """Return the arrays of a device by its name."""
+def arrays_of(
+    device: str, dry: bool = False, allocate: Callable[[Any, np.dtype], np.ndarray] = np.empty
+) -> Arrays:
+    """Return the arrays of a device by its name; those of host memory are from `allocate`."""
     if dry:
         return DryArrays()
     if device not in DEVICES:
         raise ConfigError(f"device: one of {', '.join(DEVICES)} is expected, got {device!r}")
-    return NumpyArrays() if device == "numpy" else CupyArrays()
+    return NumpyArrays(allocate) if device == "numpy" else CupyArrays()

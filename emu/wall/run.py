@@ -29,7 +29,7 @@ from emu.wall.wire import WallWire
 
 if TYPE_CHECKING:
     from emu.cluster import Cluster
-    from emu.comm.mpi import MpiWorld
+    from emu.comm.mpi_world import MpiWorld
 
 SWITCH_S = 1e-4  # how long a thread may keep the interpreter while another wants it; by default 50 times this
 

@@ -80,6 +80,10 @@ class WallWire:
         """Return this wire as another stream of the rank sees it."""
         return WallWire(self.inner, self.group, self.context, seat, self.traffic, self.lateness)
 
+    def empty(self, shape: Any, dtype: Any) -> Any:
+        """Return an uninitialised array in memory that messages leave fastest."""
+        return self.inner.empty(shape, dtype)
+
     # Messages
 
     def isend(

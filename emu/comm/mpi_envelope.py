@@ -6,13 +6,16 @@ waits that can't end: for a rank that has ended, or in a circle. Nothing of this
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mpi4py import MPI
 
-from emu.comm.mpi import MpiWire, MpiWorld, Parts
+from emu.comm.mpi import MpiWire, Parts
+from emu.comm.mpi_world import MpiWorld
 from emu.comm.recording import Log
 from emu.comm.sites import told
 from emu.comm.wire import Call
@@ -20,7 +23,8 @@ from emu.trace import Op
 
 STILL_S = 1.0  # a rank that has stood still for so long tells rank 0
 SURE_LOOKS = 2  # looks for which a circle must have stood
-_TAG = 9
+_TAG, _ANSWER = 9, 10
+ANSWER_S = 3.0  # how long a sender may take to say where it sent
 END = "its end, or a synchronization of all"
 
 
@@ -43,12 +47,14 @@ class Envelope:
     def __init__(self, world: MpiWorld, log: Log, say: Callable[[str], None], end: Callable[[int], None]) -> None:
         self.world, self.log, self.say, self.end = world, log, say, end
         self.comm = world.control()
+        self._collecting = threading.Lock()
         self.told = -1  # the serial of the stand that rank 0 knows
         self.stands: dict[int, Stand] = {}  # rank 0: who stands where
         self.looks: dict[tuple[int, ...], int] = {}
 
     def start(self) -> None:
         """Begin to watch."""
+        self.world.watch.where_sent = self.where_sent
         self.world.watch.start(self.warn, self.expire, self.look)
 
     def look(self, waited_s: float) -> None:
@@ -63,8 +69,27 @@ class Envelope:
         elif waited_s == 0.0 and self.told >= 0:
             self.told = -1
             self.comm.send(("moving", self.world.rank, None), 0, _TAG)
+        self._collect()
         if self.world.rank == 0:
+            self._judge()
+
+    def where_sent(self, wire: MpiWire, source: int, tag: int) -> str:
+        """Ask the rank that has sent a message where that stands in its source; empty if it does not say."""
+        place = (wire.context, wire.group, wire.rank, tag)
+        self.comm.send(("where", self.world.rank, place), wire.group[source], _TAG)
+        until = time.monotonic() + ANSWER_S
+        while time.monotonic() < until:
+            if self.comm.Iprobe(wire.group[source], _ANSWER):
+                return self.comm.recv(source=wire.group[source], tag=_ANSWER)
             self._collect()
+            time.sleep(0.01)
+        return ""
+
+    def _where(self, context: int, group: tuple[int, ...], to: int, tag: int) -> str:
+        for wire in list(self.world.watch.wires):
+            if (wire.context, wire.group) == (context, group) and (to, tag) in wire.sent:
+                return told(wire.sent[to, tag])
+        return ""
 
     def warn(self, seconds: float) -> None:
         """Tell at a tenth of the deadline what this rank waits for, and who is missing."""
@@ -77,8 +102,6 @@ class Envelope:
 
     def expire(self, seconds: float) -> None:
         """Tell at the deadline what this rank has done last, and end the job."""
-        import time
-
         stand = self._stand()
         self.say(
             f"emu: rank {stand.rank} at {stand.where} has waited {seconds:.0f} s for {stand.what}"
@@ -132,15 +155,24 @@ class Envelope:
     def _key_of(self, rank: int) -> tuple[Any, ...]:
         return self.stands[rank].key if rank in self.stands else ()
 
+    def _collect(self) -> None:
+        """Take in what the other ranks' watches tell and ask."""
+        with self._collecting:  # the program's thread takes part when it asks where a message was sent
+            while self.comm.Iprobe(MPI.ANY_SOURCE, _TAG):
+                self._take(*self.comm.recv(source=MPI.ANY_SOURCE, tag=_TAG))
+
+    def _take(self, kind: str, rank: int, stand: Any) -> None:
+        if kind == "where":
+            self.comm.send(self._where(*stand), rank, _ANSWER)
+        elif kind == "stands":
+            self.stands[rank] = stand
+        else:
+            self.stands.pop(rank, None)
+
     # On rank 0
 
-    def _collect(self) -> None:
-        while self.comm.Iprobe(MPI.ANY_SOURCE, _TAG):
-            kind, rank, stand = self.comm.recv(source=MPI.ANY_SOURCE, tag=_TAG)
-            if kind == "stands":
-                self.stands[rank] = stand
-            else:
-                self.stands.pop(rank, None)
+    def _judge(self) -> None:
+        """End the job if ranks wait in a circle."""
         circle = self._circle()
         serials = tuple(x for r in circle for x in (r, self.stands[r].serial))
         self.looks = {serials: self.looks.get(serials, 0) + 1} if circle else {}
