@@ -22,29 +22,45 @@ from emu.wall.run import read_pace
 timer = time.perf_counter
 SETTLE_S = 3.0  # of the host's clock, at most, until the dilation is found
 STEADY = 250  # messages at one dilation settle it
-MEASURED = 40  # messages, at most
+MEASURED = 150  # messages, at most
+WIDTHS = (512, 1024, 1024, 512)  # of the model that is trained
 
 
 def message(gpu, nbytes):
-    """Messages between ranks 0 and 1, back and forth, each timed by its receiver; at first the dilation settles."""
-    comm, x, seat = gpu.comm, np.zeros(max(1, nbytes), np.uint8), gpu.log.seat
+    """Messages between ranks 0 and 1, back and forth; at first the dilation settles.
+
+    One is timed from when both sides had come to it until its receiver goes on.
+    """
     took, steady, last, turn = [], 0, 0.0, 0
+    comm, x = gpu.comm, np.zeros(max(1, nbytes), np.uint8)
     began = timer()
     while True:
-        posted = timer()
-        if comm.rank == turn:
-            comm.send(x, 1 - turn)
-        else:
-            comm.recv(x, turn)
-        told = comm.wire.exchange((timer() - posted, seat.dilation, timer() - began))
-        dilation = told[0][1]
+        wall_s, dilation, since = _one(comm, x, turn, began)
         steady = steady + 1 if dilation == last else 0
         last = dilation
-        if steady >= STEADY or told[0][2] > SETTLE_S:
-            took.append(told[1 - turn][0] / dilation)
-        if len(took) == MEASURED or took and told[0][2] > 2 * SETTLE_S:
+        if steady >= STEADY or since > SETTLE_S:
+            took.append(wall_s / dilation)
+        if len(took) == MEASURED or took and since > 2 * SETTLE_S:
             return {"took_s": took}
         turn = 1 - turn
+
+
+def thrice(gpu, nbytes):
+    """A message, three times."""
+    x = np.zeros(nbytes, np.uint8)
+    return {"took_s": [wall_s / dilation for wall_s, dilation, _ in (_one(gpu.comm, x, 0, 0.0) for _ in range(3))]}
+
+
+def _one(comm, x, turn, began):
+    """Send once; return what that took on the wall, the dilation, and the time since `began`, as rank 0 sees them."""
+    posted = timer()
+    if comm.rank == turn:
+        comm.send(x, 1 - turn)
+    else:
+        comm.recv(x, turn)
+    ended = timer()
+    told = comm.wire.exchange((posted, ended, comm.wire.seat.dilation, ended - began))
+    return told[1 - turn][1] - max(t[0] for t in told), told[0][2], told[0][3]
 
 
 def flows(gpu, pattern):
@@ -78,6 +94,36 @@ def collective(gpu, asked):
     return {}
 
 
+def zero3(gpu, batch):
+    """A training step with parameters, gradients and optimizer state in parts."""
+    from emu.collectives import find
+    from emu.nn import models
+    from emu.nn.optim import SGD
+    from emu.parallel.sharded import Stage3
+    from emu.parallel.zero import Zero
+
+    model = models.mlp(WIDTHS)
+    scatter, gather = find("reduce_scatter", "ring"), find("all_gather", "ring")
+    settings = Stage3(param_persistence_threshold=0)
+    strategy = Zero(gpu, model, SGD(0.1), scatter, gather, 3, settings=settings)
+    gpu.comm.wire.exchange(None)
+    strategy.begin()
+    y, saved = model.forward(gpu, gpu.zeros((batch, WIDTHS[0])))
+    model.backward(gpu, saved, y, ready=strategy.ready)
+    strategy.finish()
+    return {}
+
+
+def virtual_s(cluster, ranks, program, argument):
+    """Return what a program takes under the virtual clock."""
+    from emu.engine import resolve
+    from emu.program import run_here
+
+    made = load_cluster(cluster, {}, ranks)
+    _, trace, _ = run_here(lambda gpu: globals()[program](gpu, argument), made, ranks, dry=True)
+    return resolve(trace, made).end_s
+
+
 def idle(gpu, nbytes):
     """All wait for one long message."""
     comm, x = gpu.comm, np.zeros(nbytes, np.uint8)
@@ -92,7 +138,8 @@ def run(world, case):
     """Run one case; return its row on rank 0."""
     global CLUSTER
     name, cluster, dilation, program, argument = case
-    CLUSTER = link_cluster(cluster, world.size) if "=" in cluster else load_cluster(cluster, {}, world.size)
+    linked = cluster.startswith("latency=")
+    CLUSTER = link_cluster(cluster, world.size) if linked else load_cluster(cluster, {}, world.size)
     wall = wall_gpu(world, CLUSTER, read_pace(dilation))
     found = globals()[program](wall.gpu, argument)
     lateness = wall.end()

@@ -12,17 +12,17 @@ import selectors
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from emu.wall import frames as F
 from emu.wall.governor import Governor
-from emu.wall.hosts import LOOPBACK, addresses
+from emu.wall.hosts import LOOPBACK, addresses, doors
 from emu.wall.pace import now, sharpen
 from emu.wall.referee import Lane, Referee
 
 _START = "from emu.wall.agent import serve; serve()"
-_BACKLOG = 1024
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ def start(
 def serve() -> None:
     """Be the referee: read the task from stdin, say the port on stdout, serve until all have left."""
     task: Task = pickle.load(sys.stdin.buffer)
-    listener = socket.create_server(("" if task.everywhere else LOOPBACK, 0), backlog=_BACKLOG)
-    sys.stdout.write(f"{listener.getsockname()[1]}\n")
+    listeners = doors("" if task.everywhere else LOOPBACK, task.word)
+    sys.stdout.write(f"{listeners[0].getsockname()[1]}\n")
     sys.stdout.flush()
     from emu.engine.live import Live
 
@@ -74,16 +74,17 @@ def serve() -> None:
     model.warm()
     governor = Governor() if task.auto else None
     sharpen()
-    _Server(listener, task, Referee(model, task.ranks, task.dilation, governor)).run()
+    _Server(listeners, task, Referee(model, task.ranks, task.dilation, governor)).run()
 
 
 class _Server:
     """Reads what all streams say, lets the referee settle it, and ends when everyone has left."""
 
-    def __init__(self, listener: socket.socket, task: Task, referee: Referee) -> None:
-        self.listener, self.task, self.referee = listener, task, referee
+    def __init__(self, listeners: Sequence[socket.socket], task: Task, referee: Referee) -> None:
+        self.task, self.referee = task, referee
         self.selector = selectors.DefaultSelector()
-        self.selector.register(listener, selectors.EVENT_READ, None)
+        for listener in listeners:
+            self.selector.register(listener, selectors.EVENT_READ, None)
         self.open = 0
         self.joined = False
 
@@ -92,14 +93,15 @@ class _Server:
         while self.open or not self.joined:
             for key, _ in self.selector.select():
                 if key.data is None:
-                    self._accept()
+                    self._accept(key.fileobj)
                 else:
                     key.data.read(self)
             self.referee.settle()
 
-    def _accept(self) -> None:
-        connection, _ = self.listener.accept()
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    def _accept(self, listener: Any) -> None:
+        connection, _ = listener.accept()
+        if connection.family == socket.AF_INET:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.selector.register(connection, selectors.EVENT_READ, _Connection(connection))
         self.open += 1
 

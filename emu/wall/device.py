@@ -25,6 +25,7 @@ from emu.wall.seat import Seat
 from emu.wall.streams import Stream, Streams
 from emu.wall.wire import WallWire
 
+LONG_BYTES = 1 << 20  # a sum of so many takes long enough for others to be let in between
 COMPUTE = ("model", "measured", "none")
 
 
@@ -68,19 +69,19 @@ class WallComm(Comm):
 
     def reduce(self, op: str, into: Any, received: Any, received_first: bool = False) -> None:
         """Set into = op(into, received) element by element; its cost is recorded."""
-        self._work(Comm.reduce, op, into, received, received_first)
+        self._work(into, Comm.reduce, op, into, received, received_first)
 
     def scale(self, x: Any, factor: float) -> None:
         """Multiply x in place; its cost is recorded."""
-        self._work(Comm.scale, x, factor)
+        self._work(x, Comm.scale, x, factor)
 
     def divide(self, x: Any, by: int) -> None:
         """Divide x in place, integers rounding down; its cost is recorded."""
-        self._work(Comm.divide, x, by)
+        self._work(x, Comm.divide, x, by)
 
     def copy(self, into: Any, x: Any) -> None:
         """Copy x into `into` on this device; its cost is recorded."""
-        self._work(Comm.copy, into, x)
+        self._work(into, Comm.copy, into, x)
 
     def call(self, collective: Collective, args: tuple, kwargs: dict) -> Any:
         """Run a collective on this communicator: checked, as one span, recorded once."""
@@ -107,9 +108,12 @@ class WallComm(Comm):
         twin = stream.comm(self)
         return stream.give(lambda: function(twin, *args))
 
-    def _work(self, function: Callable[..., None], *args: Any) -> None:
-        with working():
+    def _work(self, on: Any, function: Callable[..., None], *args: Any) -> None:
+        if on.nbytes < LONG_BYTES:
             self._run(function, *args)
+        else:
+            with working():
+                self._run(function, *args)
 
     def _wait_on(self, stream: Stream, requests: list[_Later]) -> None:
         """Wait for requests of another stream: there, and then here too unless the program is there."""

@@ -13,6 +13,7 @@ from emu.errors import RankError
 
 LOOPBACK = "127.0.0.1"
 REACH_S = 3.0  # how long an address may take to answer
+_BACKLOG = 1024
 ROUNDS = 24  # round trips to the referee; the shortest one tells most
 
 
@@ -47,8 +48,23 @@ def addresses() -> tuple[str, ...]:
     return tuple(address for address in found if not address.startswith("127."))
 
 
-def connect(candidates: tuple[str, ...], port: int) -> socket.socket:
-    """Connect to the first of these addresses that answers. Raise RankError if none does."""
+def doors(address: str, word: bytes) -> list[socket.socket]:
+    """Listen at an address and, for ranks of this host, where a connection costs less than TCP's (Linux)."""
+    made = [socket.create_server((address, 0), backlog=_BACKLOG)]
+    if sys.platform.startswith("linux"):
+        near = socket.socket(socket.AF_UNIX)
+        near.bind(_near(word))
+        near.listen(_BACKLOG)
+        made.append(near)
+    return made
+
+
+def connect(candidates: tuple[str, ...], port: int, word: bytes) -> socket.socket:
+    """Connect to the first of these addresses that answers, on this host by its own door. Raise RankError if none does."""
+    if LOOPBACK in candidates and sys.platform.startswith("linux"):
+        near = socket.socket(socket.AF_UNIX)
+        near.connect(_near(word))
+        return near
     for address in candidates:
         try:
             made = socket.create_connection((address, port), timeout=REACH_S)
@@ -73,6 +89,11 @@ def compare_clocks(now: Callable[[], float], ask: Callable[[], float]) -> Clock:
         if took / 2 < best.error_s:
             best = Clock(other - (began + took / 2), took / 2)
     return best
+
+
+def _near(word: bytes) -> bytes:
+    """Return a name that is known on this host alone, and goes with its process."""
+    return b"\0emu-" + word.hex().encode()
 
 
 def _interfaces() -> list[str]:

@@ -23,8 +23,8 @@ now = time.monotonic  # one clock for all processes of a host
 
 FAR_S = 1e-3  # up to here before a moment one sleep goes on ...
 NEAR_S = 150e-6  # ... then shorter ones up to here ...
-AWAKE_S = 50e-6  # ... and the rest is not slept
-SHORT_SLICE_NS, LONG_SLICE_NS = 100_000, 20_000_000  # the least and a fifth of the most that Linux gives
+AWAKE_S = 30e-6  # ... and the rest is not slept
+SHORT_SLICE_NS, LONG_SLICE_NS = 100_000, 20_000_000  # Linux gives 0.1 to 100 ms
 _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}  # the number of the system call, by machine
 _SET_TIMER_SLACK = 29
 _KEEP_POLICY = 8

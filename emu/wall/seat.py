@@ -21,6 +21,7 @@ from emu.wall.pace import now, sleep_until
 from emu.wall.traffic import Traffic
 
 FIRST_PAUSE_S = 50e-6  # between two looks whether MPI has moved the bytes ...
+ASKED_PAUSE_S = 400e-6  # ... at first while the answer is owed: the bytes come with it, mostly
 LAST_PAUSE_S = 5e-3  # ... growing up to this, so that idle ranks leave the cores to others
 _REFEREE = (None, "word of the wall clock's referee", None)  # what a rank waits for, as its watch tells it
 _BYTES = (None, "the bytes of its messages", None)
@@ -52,7 +53,7 @@ class Seat:
         self._rows = b""
         self._in = bytearray()
         self._told: list[F.Told] = []
-        self._socket = connect(address.hosts, address.port)
+        self._socket = connect(address.hosts, address.port, address.word)
         self.say(F.HELLO, number=rank, payload=address.word)
         self.flush()
 
@@ -103,7 +104,7 @@ class Seat:
 
     def answer(self) -> F.Told:
         """Wait for the owed answer, and look after the process's messages meanwhile."""
-        pause = FIRST_PAUSE_S
+        pause = ASKED_PAUSE_S
         watch = self.watch
         watch.begin(_REFEREE, patient=True)  # it knows itself who waits for whom, and an emulated second may be long
         while not self._told:
