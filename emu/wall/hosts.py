@@ -60,7 +60,7 @@ def doors(address: str, word: bytes) -> list[socket.socket]:
 
 
 def connect(candidates: tuple[str, ...], port: int, word: bytes) -> socket.socket:
-    """Connect to the first of these addresses that answers, on this host by its own door. Raise RankError if none does."""
+    """Connect to the first of these addresses that answers, on this host by its own door. Raise RankError if none."""
     if LOOPBACK in candidates and sys.platform.startswith("linux"):
         near = socket.socket(socket.AF_UNIX)
         near.connect(_near(word))
