@@ -95,8 +95,8 @@ def measure_scale(nodes: int, stages: int, micro_batches: int, bucket_mib: int, 
         "bucket_bytes": plan.bucket_bytes, "plain_data_parallel": told,
         "checks": {
             "at least 10 buckets of gradients": row["buckets"] >= 10,
-            f"at least {MESSAGES:,} messages of their rings timed, none left out":
-                row["ring_messages"] >= MESSAGES and row["messages_folded"] == 0,
+            f"at least {MESSAGES:,} messages timed, none left out":
+                row["messages"] >= MESSAGES and row["messages_folded"] == 0,
             f"recorded and timed within {WITHIN_S:g} s": row["record_s"] + row["resolve_s"] <= WITHIN_S,
             f"within {WITHIN_BYTES / 1e9:g} GB": row["peak_rss_bytes"] <= WITHIN_BYTES,
             "plain data parallel does not fit": "at most" in told,

@@ -9,6 +9,7 @@ from emu.engine import layout as L
 
 # A route stands in the table for messages to oneself, which take no time.
 SELF_ROUTE = 0
+CHANNELS_A_LANE = 32  # fewer are not worth to forget: a lane comes back to its peers
 
 
 def whole_lines(size: int, dtype: Any) -> np.ndarray:
@@ -150,7 +151,7 @@ class State:
         keep = channel["ordered"][:used] != 0
         keep[kept] = True
         keep[busy[(busy >= 0) & (busy < used)]] = True
-        if keep.sum() * 2 >= used:
+        if keep.sum() * 2 >= used or used < CHANNELS_A_LANE * count[L.LANE_COUNT]:
             self.room(L.T_CHANNEL, max(256, 2 * used), np.zeros((), L.CHANNEL))
             count[L.CHANNEL_CAPACITY] = len(self[L.T_CHANNEL])
             self._grow_hash(max(1024, 4 * used))
