@@ -125,7 +125,8 @@ FAILURES = {
     "other dtype": (
         "x = np.zeros(2, 'f8' if comm.rank else 'f4')\n"
         "comm.Send(x, 1, tag=3) if comm.rank == 0 else comm.Recv(x, 0, tag=3)", 2,
-        ["rank 0 sending 8 bytes of float32", "rank 1 receiving 16 bytes of float64"],
+        ["rank 0 sending 8 bytes of float32 at script.py:5", "rank 1 receiving 16 bytes of float64",
+         "waited for at script.py:5"],
     ),
     "opposite order": (
         "a, b = comm.Dup(), comm.Dup()\nx = np.zeros(3)\n"

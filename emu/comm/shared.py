@@ -50,8 +50,8 @@ class Arena:
             while self._returned:
                 self._merge(*self._returned.popleft())
             for place, (offset, length) in enumerate(self._free):
-                if length > nbytes:
-                    self._free[place] = (offset + nbytes, length - nbytes)
+                if length >= nbytes:
+                    self._free[place : place + 1] = [(offset + nbytes, length - nbytes)] if length > nbytes else []
                     return offset
             return None
 
