@@ -172,7 +172,10 @@ def mpi_trace(
 ) -> Trace | None:
     """Bring all ranks' logs together: the trace on rank 0, None elsewhere."""
     logs = world.gather_logs(bytes(gpu.comm.log.data), gpu.comm.log.tables)
-    return merge(logs, _header(cluster, gpu.decisions, program)) if logs is not None else None
+    if logs is None:
+        return None
+    marks = {name: text for _, tables in logs for name, text in tables.marks.items()}
+    return merge(logs, _header(cluster, gpu.decisions, program, marks))
 
 
 def _run_mpi(

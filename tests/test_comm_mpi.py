@@ -127,3 +127,32 @@ def test_probing_finds_and_takes_messages(comm):
     assert comm.wire.probe(left, 2, block=False, take=False) is None
     comm.recv(y[:1], left, tag=1)
     comm.waitall(sent)
+
+
+def test_what_came_first_on_this_host_is_marked_as_that(comm):
+    x = np.zeros(1)
+    if comm.rank == 0:
+        for _ in range(1, comm.size):
+            comm.recv(x)
+    else:
+        comm.send(x, 0)
+    marked = "order" in comm.log.tables.marks
+    assert marked == (comm.rank == 0 and comm.size > 1)
+
+
+def test_many_collectives_and_communicators_stay_apart_and_leave_nothing_behind(comm):
+    from emu.collectives import ring_all_reduce as all_reduce
+
+    x = np.ones(3)
+    for turn in range(1000):
+        x[:] = comm.rank + turn
+        all_reduce(comm, x)
+        assert x[0] == comm.size * (comm.size - 1) / 2 + comm.size * turn
+    for _ in range(100):
+        part = comm.split(comm.rank % 2)
+        x[:] = 1
+        all_reduce(part, x)
+        assert x[0] == part.size
+        part.free()
+    mail = comm.wire.mail
+    assert len(comm.turns) == 1 and (mail is None or not mail.busy and not any(mail.early.values()))

@@ -6,7 +6,7 @@ One class serves every way to run: under MPI, in one process, without bytes. Wha
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache, partial
 from types import FrameType
 from typing import Any
@@ -288,6 +288,8 @@ class Comm:
             self._refuse_rank("receive from", source)
         pending = self.wire.irecv(x, source, tag, log.flag)
         peer = ANY if source == ANY else self.group[source]
+        if source == ANY and self.answers is None:
+            self._mark_order()
         open_row = len(log.data) if (source == ANY or tag == ANY) and not log.flag else -1
         return Request(self, pending, log.stream, log.recv(peer, tag, self.context, x.nbytes), open_row)
 
@@ -296,7 +298,13 @@ class Comm:
             from emu.comm.answers import HostAnswers
 
             self.answers = HostAnswers()
+            self._mark_order()
         return self.answers
+
+    def _mark_order(self) -> None:
+        """Note that what came first was so on this host: no engine has been asked."""
+        if getattr(self.wire, "by_host", False):
+            self.log.tables.marks["order"] = "the host that the program ran on"
 
     def _refuse_rank(self, what: str, rank: int) -> None:
         raise ConfigError(f"{what}: a rank from 0 to {self.size - 1} is expected, got {rank}; see comm.size")

@@ -1,8 +1,8 @@
 """Mailboxes: short messages between two processes of one host through memory that both see.
 
-A box holds a few slots for one direction between two processes. Its sender alone writes slots, its receiver alone writes
-how many it has taken. A slot's number is written last and read first: on x86 processors other cores see stores in
-the order in which they were made, so a slot whose number is there is whole. Elsewhere there are no mailboxes.
+A box holds a few slots for one direction between two processes. Its sender alone writes slots, its receiver alone
+writes how many it has taken. A slot's number is written last and read first: on x86 processors other cores see stores
+in the order in which they were made, so a slot whose number is there is whole. Elsewhere there are no mailboxes.
 """
 
 from __future__ import annotations

@@ -81,6 +81,7 @@ class MpiWire:
     """The members of one communicator, each a process."""
 
     dry = False
+    by_host = True  # of messages from any source, the one that this host brings first comes first
 
     def __init__(
         self, plain: MPI.Comm, collective: MPI.Comm, watch: Watch, group: Sequence[int], mail: Mail | None = None

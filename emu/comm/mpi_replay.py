@@ -206,7 +206,8 @@ class Bound:
         out, into = self._array(step.out), self._array(step.into)
         after = self._local(summed) if summed is not None else None
         early, busy, new_number = mail.early[source], mail.busy, mail.new_number
-        put, box, answers, reader = mail.outgoing[to].put, mail.incoming[source], mail.incoming[to], mail.readers[source]
+        put, box, answers = mail.outgoing[to].put, mail.incoming[source], mail.incoming[to]
+        reader = mail.readers[source]
         whole, address = not mail.is_short(out.ctypes.data, out.nbytes), out.ctypes.data
         expected = (context, tag, into.nbytes)
         take = partial(self._sum, summed, into) if summed is not None else _copier(into)

@@ -57,6 +57,7 @@ class Case:
         terms = [f"p={self.p}", f"n={self.n}"]
         terms += [f"root={self.root}"] if self.root else []
         terms += [f"op={self.op}"] if self.op != "sum" else []
+        terms += [self.dtype] if self.dtype != Case.dtype else []
         return ", ".join(terms)
 
 
