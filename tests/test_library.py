@@ -105,3 +105,10 @@ def test_the_same_call_by_two_groups_takes_each_group_s_links():
     spans = resolve(run_dry(main, 16)[1], cluster, profile="nccl").spans
     took = (spans["end_s"] - spans["start_s"])[spans["rank"] == 0]
     assert len(took) == 2 and took[0] != took[1]
+
+
+def test_each_channel_has_a_tcp_connection_and_a_core_of_its_own():
+    cluster, nbytes = load_cluster("tcp-100g", gpus=2), 256 * MIB
+    one_s = timed(cluster, 2, nbytes, "ring", "mpi").end_s
+    assert timed(cluster, 2, nbytes, "ring").end_s < 0.6 * one_s
+    assert nbytes / timed(cluster, 2, nbytes, "ring").end_s < 12.5e9

@@ -39,9 +39,11 @@ class Terms:
     buffer_bytes: int  # a sender runs ahead by so many
     drain_bytes_per_s: float  # at which a ring's last chunk leaves the buffer, nothing beside it
     fill_s: float = 0.0  # until a pipeline of chunks runs full
+    sockets: int = 1  # of a pair over TCP: each channel has connections of its own
 
     def __hash__(self) -> int:
-        return hash((self.launch_s, tuple(self.steps.items()), self.chunk_bytes, self.drain_bytes_per_s, self.fill_s))
+        first = (self.launch_s, tuple(self.steps.items()), self.chunk_bytes)
+        return hash((*first, self.drain_bytes_per_s, self.fill_s, self.sockets))
 
 
 class Library:
@@ -92,7 +94,9 @@ class Library:
         latency = np.where(net, np.maximum(latency, table.latency_s), latency)
         cap = np.array([step.cap_bytes_per_s * step.wire for step in steps])[table.transport]
         wire = np.array([step.wire for step in steps])[table.transport]
-        changed = replace(table, latency_s=latency, cap_bytes_per_s=np.minimum(cap, table.cap_bytes_per_s))
+        tcp = np.array([self.cluster.transport(name).kind == "tcp" for name in table.transports])[table.transport]
+        own = table.cap_bytes_per_s * np.where(tcp, terms.sockets, 1)
+        changed = replace(table, latency_s=latency, cap_bytes_per_s=np.minimum(cap, own))
         return changed, wire, terms.chunk_bytes, terms.buffer_bytes
 
     def _code(self, terms: Terms) -> int:
@@ -150,7 +154,8 @@ def terms_of(cluster: Any, graph: nccl.Graph, family: str, protocol: str, nbytes
     if family == "nvls":  # the first segment goes up before anything comes down
         first = min(nbytes, channels * nccl.NVLS_CHUNK_BYTES * graph.ranks)
         fill_s = first / (graph.bus("nvls") * generation.nvls_fraction * 1e9)
-    return Terms(launch_s + base_us * 1e-6, steps, chunk, channels * nccl.BUFFER_BYTES, drain, fill_s)
+    sockets = max(1, channels // graph.nics)
+    return Terms(launch_s + base_us * 1e-6, steps, chunk, channels * nccl.BUFFER_BYTES, drain, fill_s, sockets)
 
 
 def _slack(cluster: Any, kind: str) -> float:

@@ -85,6 +85,7 @@ class Graph:
     cpu: str = "intel"
     reduces: bool = False
     ll128: bool = True  # whether 128 bytes stay together on every way, as that protocol needs
+    nics: int = 1  # that a node's ranks use
 
     @property
     def ranks(self) -> int:
@@ -209,15 +210,15 @@ def _graph(cluster: Any, group: tuple[int, ...]) -> Graph:
     generation = generation_of(cluster.gpu(group[0]))
     total, inside = _inside(cluster, spec, list(members.values()))
     channels = generation.channels if inside == "nvlink" else 2
-    between = 0.0
+    between, nics = 0.0, 1
     if len(members) > 1:
-        nics = {cluster.nic_of(rank) for rank in next(iter(members.values()))}
+        nics = len({cluster.nic_of(rank) for rank in next(iter(members.values()))})
         line = spec.nic.link.rate(spec.nic.link.lanes)
-        between = len(nics) * NET_FRACTION * min(line * cluster.spec.transport.efficiency, line) / channels / 1e9
+        between = nics * NET_FRACTION * min(line * cluster.spec.transport.efficiency, line) / channels / 1e9
     cpu = "amd" if spec.cpu.name.startswith("epyc") else "intel"
     reduces = spec.scaleup.reduces and generation.nvls_channels > 0
     rate, ll128 = total / channels / 1e9, _keeps_order(cluster, members, local == 1 or inside == "nvlink")
-    return Graph(len(members), local, generation, channels, rate, between, inside, cpu, reduces, ll128)
+    return Graph(len(members), local, generation, channels, rate, between, inside, cpu, reduces, ll128, nics)
 
 
 def _keeps_order(cluster: Any, members: dict[int, list[int]], inside: bool) -> bool:
