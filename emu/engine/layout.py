@@ -81,7 +81,7 @@ FAN = np.dtype([("volume", "f8"), ("since", "f8"), ("level", "f8"), ("limit", "f
 ROUTE = np.dtype([
     ("latency", "f8"), ("cap", "f8"), ("rate", "f8"), ("send_s", "f8"), ("receive_s", "f8"),
     ("eager", "i8"), ("first", "i4"), ("count", "i4"), ("neck", "i4"), ("connection", "i4"),
-    ("wire", "f8"), ("chunk", "f8")], align=True)
+    ("wire", "f8")], align=True)
 
 # All messages of equal (context, stream or -1, source, destination, tag) meet in one channel, in order.
 CHANNEL = _lines(

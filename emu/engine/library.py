@@ -31,19 +31,21 @@ class Step:
 
 @dataclass(frozen=True)
 class Terms:
-    """How the library runs one call. A message longer than `chunk_bytes` is handed over chunk by chunk."""
+    """How the library runs one call.
+
+    A step pays its latency once however long its message is: while one half of a channel's buffer is on its way, the
+    sender fills the other.
+    """
 
     launch_s: float
     steps: Mapping[str, Step]
-    chunk_bytes: float
     buffer_bytes: int  # a sender runs ahead by so many
     drain_bytes_per_s: float  # at which a ring's last chunk leaves the buffer, nothing beside it
     fill_s: float = 0.0  # until a pipeline of chunks runs full
     sockets: int = 1  # of a pair over TCP: each channel has connections of its own
 
     def __hash__(self) -> int:
-        first = (self.launch_s, tuple(self.steps.items()), self.chunk_bytes)
-        return hash((*first, self.drain_bytes_per_s, self.fill_s, self.sockets))
+        return hash((self.launch_s, tuple(self.steps.items()), self.drain_bytes_per_s, self.fill_s, self.sockets))
 
 
 class Library:
@@ -82,11 +84,11 @@ class Library:
             rows = np.concatenate([rows, last])
         return Template(template.name, template.group_size, rows)
 
-    def by_way(self, way: int, table: RouteTable) -> tuple[RouteTable, np.ndarray, float, int]:
-        """Return routes as a way has them, the wire's bytes for a byte on each, the chunk and the buffer."""
+    def by_way(self, way: int, table: RouteTable) -> tuple[RouteTable, np.ndarray, int]:
+        """Return routes as a way has them, the wire's bytes for a byte on each, and the buffer."""
         terms = self._terms[way]
         if terms is None:
-            return table, np.ones(len(table)), math.inf, 0
+            return table, np.ones(len(table)), 0
         kinds = [LOCAL.get(self.cluster.transport(name).kind, "net") for name in table.transports]
         steps = [terms.steps[kind] for kind in kinds]
         latency = np.array([step.latency_s for step in steps])[table.transport]
@@ -97,7 +99,7 @@ class Library:
         tcp = np.array([self.cluster.transport(name).kind == "tcp" for name in table.transports])[table.transport]
         own = table.cap_bytes_per_s * np.where(tcp, terms.sockets, 1)
         changed = replace(table, latency_s=latency, cap_bytes_per_s=np.minimum(cap, own))
-        return changed, wire, terms.chunk_bytes, terms.buffer_bytes
+        return changed, wire, terms.buffer_bytes
 
     def _code(self, terms: Terms) -> int:
         if terms not in self._codes:
@@ -106,7 +108,7 @@ class Library:
         return self._codes[terms]
 
     def _plain(self) -> Terms:
-        return Terms(self.profile.launch_s, {}, math.inf, 0, math.inf)
+        return Terms(self.profile.launch_s, {}, 0, math.inf)
 
     def _nccl(self, name: str, group: tuple[int, ...], nbytes: int) -> Terms:
         if len(group) < 2:
@@ -148,14 +150,13 @@ def terms_of(cluster: Any, graph: nccl.Graph, family: str, protocol: str, nbytes
             more /= nccl.TREE_FRACTION
         steps[kind] = Step(latency_s, wire * more, cap)
     base_us = nccl.NVLS_US if family == "nvls" else nccl.BASE_US[family][k]
-    chunk = channels * nccl.CHUNK_BYTES if k == 2 and family != "nvls" else math.inf
     drain = channels * generation.tree_channel[row] * 1e9 if family == "ring" else math.inf
     fill_s = 0.0
     if family == "nvls":  # the first segment goes up before anything comes down
         first = min(nbytes, channels * nccl.NVLS_CHUNK_BYTES * graph.ranks)
         fill_s = first / (graph.bus("nvls") * generation.nvls_fraction * 1e9)
     sockets = max(1, channels // graph.nics)
-    return Terms(launch_s + base_us * 1e-6, steps, chunk, channels * nccl.BUFFER_BYTES, drain, fill_s, sockets)
+    return Terms(launch_s + base_us * 1e-6, steps, channels * nccl.BUFFER_BYTES, drain, fill_s, sockets)
 
 
 def _slack(cluster: Any, kind: str) -> float:

@@ -33,9 +33,7 @@ KERNEL_BYTES_PER_S = {**LINK_BYTES_PER_S, "nvlink2": 21.7e9}  # what NCCL's kern
 PCIE_BYTES_PER_S = {"pcie1": 3e9, "pcie2": 6e9, "pcie3": 12e9, "pcie4": 24e9, "pcie5": 48e9, "pcie6": 96e9}  # x16
 NET_FRACTION = 0.96  # 12 GB/s of a line of 100 Gb/s
 LL128_FRACTION, LL_FRACTION, TREE_FRACTION = 0.92, 0.5, 0.92
-BUFFER_BYTES, BUFFER_STEPS, CHUNK_STEPS, SLICE_STEPS = 4 << 20, 8, 4, 2
-CHUNK_BYTES = BUFFER_BYTES // BUFFER_STEPS * CHUNK_STEPS  # of a channel: handed over at a time
-SLICE_BYTES = BUFFER_BYTES // BUFFER_STEPS * SLICE_STEPS
+BUFFER_BYTES = 4 << 20
 NVLS_CHUNK_BYTES = 128 << 10  # of a channel and GPU; from memory
 
 # By the size's power of two from 64 bytes on: what a tree's pipeline reaches of its bandwidth.

@@ -23,7 +23,7 @@ class Pairs:
         self._keys = np.zeros(0, np.int64)  # (way * world size + source) * world size + destination
         state.room(L.T_ROUTE, 1, np.zeros((), L.ROUTE))
         most = np.iinfo(np.int64).max
-        state[L.T_ROUTE][SELF_ROUTE] = (0, math.inf, math.inf, 0, 0, most, 0, 0, -1, -1, 1.0, math.inf)
+        state[L.T_ROUTE][SELF_ROUTE] = (0, math.inf, math.inf, 0, 0, most, 0, 0, -1, -1, 1.0)
 
     def of_messages(self, ranks: np.ndarray, moves: np.ndarray) -> np.ndarray:
         """Return the keys of the pairs that sends and receives name, of the ranks that make them."""
@@ -59,10 +59,10 @@ class Pairs:
         """Add the routes of pairs (source * world size + destination) by a way."""
         src, dst, first = pairs // self.world_size, pairs % self.world_size, len(self.routes)
         plain = routes_between(self.cluster, src, dst)
-        table, wire, chunk, buffer = self.library.by_way(way, plain)
+        table, wire, buffer = self.library.by_way(way, plain)
         take_in(self.state, self.cluster, table, first, self.profile.overheads and way == 0)
         entry = self.state[L.T_ROUTE][first : first + len(table)]
-        entry["wire"], entry["chunk"] = wire, chunk
+        entry["wire"] = wire
         if way:
             entry["eager"] = buffer
         if self.profile.windows:
@@ -98,7 +98,7 @@ class Pairs:
         entry["receive_s"] = transport.receive_overhead_s if on else 0.0
         entry["eager"] = transport.eager_bytes
         entry["first"], entry["count"], entry["neck"], entry["connection"] = first, hops, neck, -1
-        entry["wire"], entry["chunk"] = 1.0, math.inf
+        entry["wire"] = 1.0
         self.routes.append(route)
         return number
 

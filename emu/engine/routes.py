@@ -59,7 +59,7 @@ def take_in(state: State, cluster: Any, table: Any, first_number: int, overheads
     entry["neck"] = np.where(own, L.OWN_CAP, neck)
     entry["first"], entry["count"] = base + table.first[:-1], hops
     entry["connection"] = -1
-    entry["wire"], entry["chunk"] = 1.0, math.inf
+    entry["wire"] = 1.0
     transports = [cluster.transport(name) for name in table.transports]
     entry["eager"] = np.array([item.eager_bytes for item in transports])[table.transport]
     if overheads:

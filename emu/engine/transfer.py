@@ -4,8 +4,6 @@ Eager messages start when they are sent, the others when both sides are there. T
 when the last byte has left, the receiver's when it has arrived.
 """
 
-from math import ceil
-
 from emu.engine import layout as L
 from emu.engine.memory import (
     channels,
@@ -110,7 +108,7 @@ def finish_message(s, m, now):
     """The last byte of message `m` has left."""
     f = messages(s)[m]
     r = routes(s)[f.route]
-    latency = r.latency * max(1.0, ceil(f.bytes / r.chunk))
+    latency = r.latency
     if f.status & L.FLYING:
         remove_flow(s, m)
         if r.connection >= 0:
