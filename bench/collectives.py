@@ -1,7 +1,8 @@
 """How fast are the collectives on real bytes, beside the MPI library's own call in the same run?
 
-One job for each number of ranks, on arrays as emulated GPUs get them. All calls work in place and take turns, round by round, since a machine changes
-its state within minutes. A call's time is that of its slowest rank, from a barrier on; told is the median.
+One job for each number of ranks, on arrays as emulated GPUs get them. All calls work in place and take turns, round
+by round, since a machine changes its state within minutes. A call's time is that of its slowest rank, from a barrier
+on; told is the median.
 
   wall_s           emu's algorithm, recording and checks off
   recorded_wall_s  the same as programs run it: recorded, with the ranks' calls compared
