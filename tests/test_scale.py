@@ -6,7 +6,7 @@ import pytest
 
 from bench.scale import out_of_memory, plan_of, ring_messages, timed_step
 from emu.cluster import load_cluster
-from emu.engine import resolve
+from emu.engine import Engine, resolve
 from emu.program import replay
 
 NODES, STAGES, MICRO_BATCHES = 4, 2, 2
@@ -40,6 +40,17 @@ def test_the_step_takes_what_the_timeline_says(small):
     _, cluster, row, trace = small
     steps = replay(trace, cluster, detail="spans").steps()
     assert row["step_s"] == pytest.approx(steps[0]["time_s"], rel=1e-12)
+
+
+@pytest.mark.parametrize("jitter", [0.0, 0.2])
+def test_requests_within_calls_need_no_numbers_of_their_own(small, jitter):
+    _, cluster, _, trace = small
+    noise = {"compute_jitter": jitter, "network_jitter": jitter}
+    asked = Engine(cluster, trace.world_size, any_source=True, **noise)
+    asked.declare(trace.labels, trace.templates, trace.groups)
+    asked.extend_all(trace.ranks)
+    ends = resolve(trace, cluster, fold=False, **noise).rank_end_s
+    assert (asked.finish().rank_end_s == ends).all()
 
 
 def test_folded_steps_take_as_long_as_timed_ones(small):

@@ -8,15 +8,13 @@ turns out to bind flows that were held fixed, those too.
 
 from math import inf
 
-from numba import njit
-
 from emu.engine import layout as L
 from emu.engine.fans import SMALLEST, form_fan, join_fan, rate_fan
+from emu.engine.filling import add_bound, add_component, add_flow, add_group, changed, fill
 from emu.engine.groups import join_group, leave_group, mark_dirty, schedule
 from emu.engine.memory import (
     counts,
     dirty_links,
-    fill_heap,
     flow_set,
     inner,
     links,
@@ -31,7 +29,6 @@ from emu.engine.memory import (
     touched_links,
 )
 
-SAME = 1e-13  # rates closer than this are the same rate: re-adding the same numbers must change nothing
 WIDEN_AT_ONCE = 6  # after so many rounds, take the whole connected component
 
 
@@ -133,14 +130,14 @@ def refill(s):
         rounds = 0
         while True:
             before = count[L.SET_COUNT]
-            _fill(s)
+            fill(s)
             if count[L.SET_COUNT] == before:
-                _add_bound(s)
+                add_bound(s)
             if count[L.SET_COUNT] == before:
                 break
             rounds += 1
             if rounds >= WIDEN_AT_ONCE:
-                _add_component(s)
+                add_component(s)
         count[L.REFILLED] += count[L.SET_COUNT]
         _apply(s, now)
     dirty = dirty_links(s)
@@ -196,26 +193,6 @@ def _all_cross(s, j):
     return True
 
 
-@inner("ii")
-def _add(s, m):
-    """Add flow `m` to the set to be filled, unless it is there."""
-    count = counts(s)
-    f = messages(s)[m]
-    if f.mark != count[L.EPOCH]:
-        f.mark = count[L.EPOCH]
-        flow_set(s)[count[L.SET_COUNT]] = m
-        count[L.SET_COUNT] += 1
-
-
-@inner("ii")
-def _add_group(s, j):
-    msg = messages(s)
-    m = links(s)[j].group_head
-    while m >= 0:
-        _add(s, m)
-        m = msg[m].group_next
-
-
 @inner("i")
 def _start_set(s):
     """Start with the newcomers, the groups of dirty links, and flows above an equal share of them."""
@@ -226,7 +203,7 @@ def _start_set(s):
     for i in range(count[L.NEW_COUNT]):
         losses(s)[new[i]].listed = 0
         if msg[new[i]].status & L.FLYING:
-            _add(s, new[i])
+            add_flow(s, new[i])
     crowded = count[L.NEW_COUNT] > 0 or count[L.CROWDED] > 0
     shift = count[L.NODE_SHIFT]
     dirty = dirty_links(s)
@@ -239,171 +216,9 @@ def _start_set(s):
             while n >= 0:
                 m = n >> shift
                 if msg[m].rate * k.flows >= k.rate:
-                    _add(s, m)
+                    add_flow(s, m)
                 n = node[2 * n]
-        _add_group(s, dirty[i])
-
-
-@inner("i")
-def _add_component(s):
-    """Add all that shares a link with the set, directly or by way of others."""
-    count, link, msg, node, rl = counts(s), links(s), messages(s), nodes(s), route_links(s)
-    shift = count[L.NODE_SHIFT]
-    chosen = flow_set(s)
-    i = 0
-    while i < count[L.SET_COUNT]:
-        r = routes(s)[msg[chosen[i]].route]
-        for h in range(r.count):
-            n = link[rl[r.first + h]].head
-            while n >= 0:
-                _add(s, n >> shift)
-                n = node[2 * n]
-        i += 1
-
-
-@njit
-def _sift(h, i, n, share, j):
-    """Let (share, j) sink from place `i` of a heap of `n`."""
-    while True:
-        down = 2 * i + 1
-        if down >= n:
-            break
-        if down + 1 < n and (h[down + 1].time < h[down].time or (
-                h[down + 1].time == h[down].time and h[down + 1].key < h[down].key)):
-            down += 1
-        if share < h[down].time or (share == h[down].time and j <= h[down].key):
-            break
-        h[i].time, h[i].key = h[down].time, h[down].key
-        i = down
-    h[i].time, h[i].key = share, j
-
-
-@inner("i")
-def _open_links(s):
-    """Count the set's flows on each of their links and find the room the others leave them."""
-    count, link, msg, rl, rt = counts(s), links(s), messages(s), route_links(s), routes(s)
-    touched, chosen = touched_links(s), flow_set(s)
-    for i in range(count[L.TOUCHED_COUNT]):
-        link[touched[i]].stamp = 0
-    edges = 0
-    for i in range(count[L.SET_COUNT]):
-        f = msg[chosen[i]]
-        f.level = -1.0
-        r = rt[f.route]
-        for h in range(r.count):
-            j = rl[r.first + h]
-            k = link[j]
-            if k.stamp == 0:
-                k.stamp = 1
-                k.inside = 0
-                k.room = 0.0
-                k.group_inside = 0
-                touched[edges] = j
-                edges += 1
-            k.inside += 1
-            k.room += f.rate
-        if f.neck >= 0:
-            link[f.neck].group_inside += 1
-    count[L.TOUCHED_COUNT] = edges
-    for i in range(edges):
-        k = link[touched[i]]
-        k.open = k.inside
-        k.room = k.rate if k.inside == k.flows else max(0.0, k.rate - (k.load - k.room))
-
-
-@inner("i")
-def _fill(s):
-    """Progressive filling of the set: the tightest link first."""
-    count, link, msg = counts(s), links(s), messages(s)
-    _open_links(s)
-    touched, chosen, h = touched_links(s), flow_set(s), fill_heap(s)
-    n = 0
-    for i in range(count[L.TOUCHED_COUNT]):
-        k = link[touched[i]]
-        h[n].time, h[n].key = k.room / k.open, touched[i]
-        n += 1
-    for i in range(count[L.SET_COUNT]):
-        if msg[chosen[i]].cap < inf:
-            h[n].time, h[n].key = msg[chosen[i]].cap, -1 - chosen[i]
-            n += 1
-    for i in range(n // 2 - 1, -1, -1):
-        _sift(h, i, n, h[i].time, h[i].key)
-    left = count[L.SET_COUNT]
-    while left > 0:
-        share, j = h[0].time, h[0].key
-        now_share = share
-        if j >= 0:
-            if link[j].open == 0:
-                n -= 1
-                _sift(h, 0, n, h[n].time, h[n].key)
-                continue
-            now_share = max(share, link[j].room / link[j].open)
-        if now_share > share:
-            _sift(h, 0, n, now_share, j)
-            continue
-        if j < 0:
-            if msg[-1 - j].level < 0.0:
-                _freeze(s, -1 - j, share, L.OWN_CAP)
-                left -= 1
-        else:
-            left -= _freeze_link(s, j, share)
-        n -= 1
-        _sift(h, 0, n, h[n].time, h[n].key)
-
-
-@inner("iifi")
-def _freeze(s, m, share, neck):
-    link, rl = links(s), route_links(s)
-    f = messages(s)[m]
-    f.level = share
-    f.new_neck = neck
-    r = routes(s)[f.route]
-    for h in range(r.count):
-        k = link[rl[r.first + h]]
-        k.room = max(0.0, k.room - share)
-        k.open -= 1
-
-
-@inner("iif")
-def _freeze_link(s, j, share):
-    """Freeze the set's open flows of link `j`; return how many. Faster ones held fixed join the set."""
-    count, msg, node = counts(s), messages(s), nodes(s)
-    shift, epoch = count[L.NODE_SHIFT], count[L.EPOCH]
-    frozen = 0
-    n = links(s)[j].head
-    while n >= 0:
-        m = n >> shift
-        f = msg[m]
-        if f.mark != epoch:
-            if f.rate > share * (1.0 + SAME):
-                _add(s, m)
-                f.level = 0.0
-        elif f.level < 0.0:
-            _freeze(s, m, share, j)
-            frozen += 1
-        n = node[2 * n]
-    return frozen
-
-
-@njit
-def _changed(f):
-    return abs(f.level - f.rate) > SAME * f.rate
-
-
-@inner("i")
-def _add_bound(s):
-    """Add the fixed groups of links on which a flow of the set has changed."""
-    count, link, msg, rl = counts(s), links(s), messages(s), route_links(s)
-    chosen = flow_set(s)
-    for i in range(count[L.SET_COUNT]):
-        f = msg[chosen[i]]
-        if _changed(f):
-            r = routes(s)[f.route]
-            for h in range(r.count):
-                k = link[rl[r.first + h]]
-                if k.stamp == 1 and k.group > k.group_inside:
-                    k.group_inside = k.group
-                    _add_group(s, rl[r.first + h])
+        add_group(s, dirty[i])
 
 
 @inner("ii")
@@ -424,8 +239,8 @@ def _apply(s, now):
     for i in range(count[L.SET_COUNT]):
         m = chosen[i]
         f = msg[m]
-        changed = _changed(f)
-        if changed:
+        moved = changed(f)
+        if moved:
             f.left = max(0.0, f.left - f.rate * (now - f.last))
             f.last = now
             r = rt[f.route]
@@ -440,8 +255,8 @@ def _apply(s, now):
                 _want_regroup(s, f.neck)
             leave_group(s, m)
             join_group(s, m, f.new_neck)
-            changed = True
-        if changed:
+            moved = True
+        if moved:
             if f.neck >= 0:
                 _want_regroup(s, f.neck)
             else:
