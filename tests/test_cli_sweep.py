@@ -122,3 +122,9 @@ def test_a_sweep_of_buckets_records_anew_and_its_best_is_neither_the_smallest_no
     assert (tmp_path / "buckets.svg").stat().st_size > 1000
     trained = json.loads(call("train", *plan, "--bucket", "1000 MiB", "--json", *SLOW))
     assert trained["step"] == steps[2]
+
+
+def test_a_sweep_over_what_is_not_on_the_way_says_so(trace):
+    said = "all of these take the same"
+    assert said in call("sweep", trace, "--cluster", "dgx-a100", "nic.bandwidth=10,100 Gb/s")
+    assert said not in call("sweep", trace, "--cluster", "tcp-10g", "nic.bandwidth=10,100 Gb/s")

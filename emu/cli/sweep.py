@@ -151,5 +151,7 @@ def _text(found: Mapping[str, Any], pictures: Sequence[str], folder: Any) -> str
     noted = sum(bool(row["note"]) for row in rows)
     if noted:
         text += f"\non {noted} of {len(rows)} clusters the program decides otherwise; --json tells what\n"
+    if len(rows) > 1 and len({row["end_s"] for row in rows}) == 1:
+        text += "\nall of these take the same: nothing that they set lies on this run's way; --cluster names another\n"
     files = [*([str(folder / "sweep.json")] if folder is not None else []), *pictures]
     return text + (f"\nwritten: {', '.join(files)}" if files else "")

@@ -65,7 +65,8 @@ class Timeline:
         """The spans of each rank, by stream."""
         if not len(self.spans) and any(len(rows) for rows in self.trace.ranks) and self.end_s > 0:
             raise TraceError(
-                "timeline: spans are needed for an accounting, got totals only; resolve the trace with detail='spans'"
+                "timeline: spans are needed for an accounting, got totals only (end_s and link_use() are there); "
+                "resolve the trace with detail='spans'"
             )
         return rank_views(self.trace, self.spans, self.raw.rank_end_s, _pauses(self.cluster))
 
