@@ -156,7 +156,7 @@ def _train_mpi(plan: Plan, options: Options) -> None:
         wall = _begin_wall(world, cluster, options)
         gpu = wall.gpu if wall else mpi_gpu(world, cluster, options.device, options.profile)
         watch(world, gpu.comm.log)
-        outcome = program(gpu, plan, _Progress(plan) if world.rank == 0 else None)
+        outcome = program(gpu, plan, _Progress(plan, wall) if world.rank == 0 else None)
         lateness = wall.end() if wall else None
         trace = mpi_trace(world, gpu, cluster, _program(plan))
         if trace is not None:
@@ -180,16 +180,22 @@ def _begin_wall(world: MpiWorld, cluster: Cluster, options: Options) -> Wall | N
 
 
 class _Progress:
-    """Shows the steps on the terminal's standard error, about ten times a run."""
+    """Shows the steps on the terminal's standard error, about ten times a run; live, also how long the rest takes."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.steps = plan.steps
+    def __init__(self, plan: Plan, wall: Wall | None = None) -> None:
+        self.steps, self.wall = plan.steps, wall
         self.every = max(1, plan.steps // 10)
 
     def __call__(self, step: int, loss: float) -> None:
         if (step + 1) % self.every == 0 or step + 1 == self.steps:
             told = "" if math.isnan(loss) else f"  loss {loss:.4f} on rank 0's part of the batch"
-            print(f"step {step + 1}/{self.steps}{told}", file=sys.stderr, flush=True)
+            print(f"step {step + 1}/{self.steps}{told}{self._left(step + 1)}", file=sys.stderr, flush=True)
+
+    def _left(self, done: int) -> str:
+        if self.wall is None or done == self.steps:
+            return ""
+        left_s = self.wall.run_wall_s * (self.steps - done) / done
+        return f"  dilation {self.wall.dilation:g}, about {left_s:.0f} s to go"
 
 
 def _program(plan: Plan) -> dict[str, Any]:

@@ -74,6 +74,16 @@ class Wall:
     clock: Clock  # the referee's, as measured at the beginning
     process: Any = None  # the referee's, on the rank that started it
 
+    @property
+    def dilation(self) -> float:
+        """Seconds of the host for an emulated one, at present."""
+        return self.seat.dilation
+
+    @property
+    def run_wall_s(self) -> float:
+        """How long the run so far takes at the present dilation, host seconds."""
+        return self.seat.dilation * self.seat.time_s
+
     def end(self) -> Told:
         """Wait for all streams, leave, and return how late all ranks' messages were. Collective."""
         gpu, streams = self.gpu, self.gpu.streams
