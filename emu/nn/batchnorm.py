@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from .kernel import Array, Cost, Device, dtype_name, launch, stats_dtype
-from .parameter import Parameter, add_gradient, ones, zeros
+from .norm import Backward, backward
+from .parameter import Parameter, ones, zeros
 
 FORWARD_FLOPS, BACKWARD_FLOPS, SCALE_FLOPS = 10, 10, 4
 _ALL_BUT_CHANNELS = (0, 2, 3)
@@ -39,17 +40,7 @@ class BatchNorm2d:
         return y, (x, stats)
 
     def backward(self, gpu: Device, saved: Any, dy: Array) -> Array:
-        x, stats = saved
-        name, dtype = f"{self.name} backward", dtype_name(dy)
-        reads = x.nbytes + dy.nbytes + stats.nbytes + self.scale.nbytes
-        cost = Cost(SCALE_FLOPS * dy.size, reads, dtype)
-        add_gradient(gpu, self.scale, _scale_gradient, x, stats, dy, cost=cost, name=name)
-        cost = Cost(dy.size, dy.nbytes + self.shift.nbytes, dtype)
-        add_gradient(gpu, self.shift, _shift_gradient, dy, cost=cost, name=name)
-        dx = gpu.empty(x.shape, x.dtype, purpose="activations")
-        cost = Cost(BACKWARD_FLOPS * dy.size, reads + x.nbytes + dx.nbytes, dtype)
-        launch(gpu, _input_gradient, x, stats, self.scale.data, dy, dx, cost=cost, name=name)
-        return dx
+        return backward(gpu, self, _BACKWARD, saved, dy)
 
 
 def _channels(values: Array) -> Array:
@@ -83,3 +74,6 @@ def _input_gradient(xp: Any, x: Array, stats: Array, scale: Array, dy: Array, dx
     xp.add(dx, dy, out=dx)
     xp.subtract(dx, _channels(mean_dy), out=dx)
     xp.multiply(dx, _channels(stats[1] * scale), out=dx)
+
+
+_BACKWARD = Backward(_scale_gradient, _shift_gradient, _input_gradient, SCALE_FLOPS, BACKWARD_FLOPS, passes=2)

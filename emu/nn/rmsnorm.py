@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from .kernel import Array, Cost, Device, blocks, dtype_name, launch, rows, stats_dtype
-from .parameter import Parameter, add_gradient, ones
+from .linear import sum_rows
+from .norm import Backward, backward
+from .parameter import Parameter, ones
 
 FORWARD_FLOPS, BACKWARD_FLOPS, SCALE_FLOPS = 4, 7, 3
 
@@ -22,6 +24,7 @@ class RMSNorm:
         self.width = width
         self.epsilon = epsilon
         self.scale = Parameter(f"{name}.scale", (width,), ones, dtype)
+        self.shift = None
 
     def parameters(self) -> list[Parameter]:
         return [self.scale]
@@ -35,15 +38,7 @@ class RMSNorm:
         return y, (x, inverse)
 
     def backward(self, gpu: Device, saved: Any, dy: Array) -> Array:
-        x, inverse = saved
-        name, dtype = f"{self.name} backward", dtype_name(dy)
-        reads = x.nbytes + dy.nbytes + inverse.nbytes + self.scale.nbytes
-        cost = Cost(SCALE_FLOPS * dy.size, reads, dtype)
-        add_gradient(gpu, self.scale, _scale_gradient, x, inverse, dy, cost=cost, name=name)
-        dx = gpu.empty(x.shape, x.dtype, purpose="activations")
-        cost = Cost(BACKWARD_FLOPS * dy.size, reads + dx.nbytes, dtype)
-        launch(gpu, _input_gradient, x, inverse, self.scale.data, dy, dx, cost=cost, name=name)
-        return dx
+        return backward(gpu, self, _BACKWARD, saved, dy)
 
 
 def _forward(xp: Any, x: Array, scale: Array, y: Array, inverse: Array, epsilon: float) -> None:
@@ -70,3 +65,6 @@ def _input_gradient(xp: Any, x: Array, inverse: Array, scale: Array, dy: Array, 
         along = xp.einsum("ij,ij->i", out, x[part])[:, None] / width
         xp.subtract(out, x[part] * (along * factor * factor), out=out)
         xp.multiply(out, factor, out=out)
+
+
+_BACKWARD = Backward(_scale_gradient, sum_rows, _input_gradient, SCALE_FLOPS, BACKWARD_FLOPS)
