@@ -1,5 +1,6 @@
 """Data parallel as its users know it: accumulation, uneven batches, unused parameters, hooks, one order of sums."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -202,6 +203,7 @@ def test_gradients_averaged_before_or_after_their_sum_train_the_same(average, st
     assert averaged.norm == pytest.approx(summed.norm, rel=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered")
 @pytest.mark.parametrize(("average", "overflows"), [("before", False), ("after", True)])
 def test_sums_in_16_bits_overflow_unless_they_are_averaged_before(average, overflows):
     def main(gpu):
@@ -214,3 +216,15 @@ def test_sums_in_16_bits_overflow_unless_they_are_averaged_before(average, overf
         return bool(np.isinf(layer.weight.grad).any())
 
     assert on(main, 2)[0] == [overflows] * 2
+
+
+def test_a_rebuild_of_buckets_takes_no_memory_and_no_emulated_time():
+    plan = Plan(model="gpt2", steps=3, batch=4, dtype="bfloat16")
+    outcomes, trace, memory = run(plan, 2, dry=True)
+    assert any("buckets rebuilt once" in note for note in outcomes[0].notes)
+    once = run(replace(plan, steps=1), 2, dry=True)[2][0].peak_bytes
+    assert memory[0].peak_bytes == once + 2 * 16  # the losses of two more steps
+    rows = trace.ranks[0]
+    bounds = np.flatnonzero((rows["op"] == Op.BEGIN) & (rows["flag"] == 2)).tolist() + [len(rows)]
+    computed = [rows[a:b][rows[a:b]["op"] == Op.COMPUTE] for a, b in itertools.pairwise(bounds)]
+    assert len(computed[0]) == len(computed[1]) == len(computed[2])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from emu.gpu import Cost, Gpu
+from emu.gpu import Gpu
 from emu.parallel.buckets import Bucket, flat
 from emu.parallel.update import Update
 
@@ -16,30 +16,32 @@ def same_groups(old: Sequence[Bucket], new: Sequence[Bucket]) -> bool:
 
 
 def take_over(gpu: Gpu, old: Sequence[Bucket], new: Sequence[Bucket], update: Update) -> None:
-    """Give the new buckets buffers with the old ones' contents; `update` then works on the new ones."""
+    """Give the new buckets buffers with the old ones' contents; `update` then works on the new ones.
+
+    That weights and optimizer state lie in buckets is emu's way: in DDP only the gradients' buffers are new. So none
+    of it takes emulated time, or memory of the emulated GPU beyond what it had.
+    """
     places = {parameter: (i, start) for i, bucket in enumerate(old) for parameter, start in _starts(bucket)}
     for bucket in old:
         bucket.bind_gradients(None)
-    # One kind of array after the other, so that no more than one is there twice.
-    _replace(gpu, [bucket.weights for bucket in old], new, places, update)
+    values, update.weights = _aside([bucket.weights for bucket in old]), []
     for bucket in old:
-        bucket.weights = None
-    update.masters = [_moved(gpu, update.masters, bucket, places) for bucket in new]
-    slots = []
-    for k in range(update.optimizer.rule.slots):
-        slots.append([_moved(gpu, [state[k] for state in update.optimizer.state], bucket, places) for bucket in new])
-    update.optimizer.state = [tuple(slot[i] for slot in slots) for i in range(len(new))]
+        bucket.bind_weights(None)
+    update.weights = [_moved(gpu, values, bucket, places, "weights") for bucket in new]
+    for bucket, weights in zip(new, update.weights, strict=True):
+        bucket.bind_weights(weights)
+    values, update.masters = _aside(update.masters), []
+    update.masters = [_moved(gpu, values, bucket, places) for bucket in new]
+    slots = [_aside(slot) for slot in zip(*update.optimizer.state, strict=True)]
+    update.optimizer.state = []
+    update.optimizer.state = [tuple(_moved(gpu, slot, bucket, places) for slot in slots) for bucket in new]
     for bucket in new:
         bucket.bind_gradients(flat(gpu, bucket, "gradients"))
 
 
-def _replace(
-    gpu: Gpu, arrays: Sequence[Any], new: Sequence[Bucket], places: dict[Any, tuple[int, int]], update: Update
-) -> None:
-    """Give the new buckets weights of their own, with the old ones' values."""
-    update.weights = [_moved(gpu, arrays, bucket, places, "weights") for bucket in new]
-    for bucket, weights in zip(new, update.weights, strict=True):
-        bucket.bind_weights(weights)
+def _aside(arrays: Sequence[Any]) -> list[Any]:
+    """Return copies that are not counted as memory of the GPU."""
+    return [None if array is None else array.copy() for array in arrays]
 
 
 def _starts(bucket: Bucket) -> list[tuple[Any, int]]:
@@ -59,15 +61,7 @@ def _moved(
     if like is None:
         return None
     made = gpu.empty((bucket.padded,), like.dtype, purpose=purpose)
-    parts = []
     for parameter, start in _starts(bucket):
         where, at = places[parameter]
-        parts.append((made[start : start + parameter.size], arrays[where][at : at + parameter.size]))
-    cost = Cost(0, 2 * made.nbytes, "float32")
-    gpu.launch(lambda: _copy_parts(parts), cost=cost, name="rebuild buckets")
+        made[start : start + parameter.size] = arrays[where][at : at + parameter.size]
     return made
-
-
-def _copy_parts(parts: list[tuple[Any, Any]]) -> None:
-    for into, x in parts:
-        into[...] = x
