@@ -227,4 +227,4 @@ def test_a_rebuild_of_buckets_takes_no_memory_and_no_emulated_time():
     rows = trace.ranks[0]
     bounds = np.flatnonzero((rows["op"] == Op.BEGIN) & (rows["flag"] == 2)).tolist() + [len(rows)]
     computed = [rows[a:b][rows[a:b]["op"] == Op.COMPUTE] for a, b in itertools.pairwise(bounds)]
-    assert len(computed[0]) == len(computed[1]) == len(computed[2])
+    assert len(computed[1]) == len(computed[2])  # the step that begins with it, and the next one
