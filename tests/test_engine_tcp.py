@@ -1,4 +1,5 @@
 import math
+import threading
 
 import numpy as np
 import pytest
@@ -112,3 +113,19 @@ def test_a_short_timeout_removes_the_collapse():
 
 def test_the_same_losses_come_every_time():
     assert incast(12) == incast(12)
+
+
+def test_twenty_runs_give_the_same_bits_while_the_host_is_busy():
+    busy = [threading.Thread(target=lambda: [sum(range(1000)) for _ in range(3000)]) for _ in range(4)]
+    n = 20
+    client = [*[recv(w, 50_000) for w in range(1, n + 1)], wait(n)] * 3
+    t = trace(client, *[[send(0, 50_000), wait(1)] * 3] * n)
+    cluster = tcp_cluster(n + 1, 50e-6, 64_000)
+    for thread in busy:
+        thread.start()
+    runs = [resolve(t, cluster, profile="mpi", detail="flows") for _ in range(20)]
+    for thread in busy:
+        thread.join()
+    assert runs[0].counters["tcp_timeouts"] > 0
+    for name in ("spans", "flows", "windows", "queues", "link_bytes"):
+        assert len({getattr(raw, name).tobytes() for raw in runs}) == 1, name
