@@ -215,8 +215,8 @@ class Program:
                 parts += self._by_stream(r, low, high)
             else:
                 parts.append(Part(r, 0, low, high))
-        if not parts:
-            self.state.count[L.ROW_COUNT] = first  # all of them come again
+        if not parts and self.state.count[L.ROW_COUNT] == first + starts[-1]:
+            self.state.count[L.ROW_COUNT] = first  # all of them come again; no template stands behind them
         for part, rows, ids in apart:
             at = self.state.append_rows(rows, ids)
             parts.append(part._replace(first=at, end=at + len(rows)))

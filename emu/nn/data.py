@@ -36,7 +36,18 @@ def digits(dtype: str = "float32", *, images: bool = False) -> Dataset:
 
     Inputs have shape (n, 64), or (n, 1, 8, 8) as `images`. Raise ConfigError without scikit-learn.
     """
-    pixels, labels = _load_digits()
+    found = find_spec("sklearn")
+    if found is None or not found.submodule_search_locations:
+        raise ConfigError(
+            "data 'digits': scikit-learn must be installed, got no module 'sklearn'; pip install 'emu[data]'"
+        )
+    return _digits(Path(found.submodule_search_locations[0]), dtype, images)
+
+
+@cache
+def _digits(package: Path, dtype: str, images: bool) -> Dataset:
+    """Make the digits' dataset; the ranks of a process share one."""
+    pixels, labels = _load_digits(package)
     order = np.random.default_rng(0).permutation(len(labels))  # the file is sorted by writer
     inputs = (pixels[order] / 16).astype(_numpy_dtype(dtype))
     if images:
@@ -45,29 +56,19 @@ def digits(dtype: str = "float32", *, images: bool = False) -> Dataset:
     return Dataset("digits", inputs[:1500], targets[:1500], inputs[1500:], targets[1500:], classes=10)
 
 
-def _load_digits() -> tuple[np.ndarray, np.ndarray]:
+def _load_digits(package: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return the pixels and labels that scikit-learn brings, from its file: importing it takes a second a rank."""
-    found = find_spec("sklearn")
-    if found is None or not found.submodule_search_locations:
-        raise ConfigError(
-            "data 'digits': scikit-learn must be installed, got no module 'sklearn'; pip install 'emu[data]'"
-        )
-    path = Path(found.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
+    path = package / "datasets" / "data" / "digits.csv.gz"
     if not path.exists():  # a release that keeps it elsewhere
         from sklearn.datasets import load_digits
 
         return load_digits(return_X_y=True)
-    table = _read_table(path)
+    lines = gzip.decompress(path.read_bytes()).decode("ascii").split()
+    table = np.array([line.split(",") for line in lines], np.float64)
     return table[:, :-1], table[:, -1].astype(np.int64)
 
 
 @cache
-def _read_table(path: Path) -> np.ndarray:
-    """Return the numbers of a packed file of commas; the ranks of a process read it once."""
-    lines = gzip.decompress(path.read_bytes()).decode("ascii").split()
-    return np.array([line.split(",") for line in lines], np.float64)
-
-
 def text(length: int = 64, *, characters: int = 1 << 20, test_fraction: float = 0.1) -> Dataset:
     """Return the Python standard library's own sources, cut into windows of `length` characters.
 

@@ -29,17 +29,22 @@ class Feed:
 
     def host_batch(self, step: int) -> tuple[Any, Any]:
         """Return this worker's rows of a step's batch, in host memory. Collective."""
+        self.fetch(step)
+        if self.worker < 0:
+            return None, None
+        mine = self._count(self.worker)
+        start = (step - self.first) * mine
+        return self.inputs[start : start + mine], self.targets[start : start + mine]
+
+    def fetch(self, step: int) -> range:
+        """Scatter the batches from this step on, where they are not here; return the steps that are. Collective."""
         if not self.first <= step < self.first + SCATTER_STEPS:
             self.first = step
             steps = range(step, min(step + SCATTER_STEPS, self.steps))
             with self.gpu.span("scatter data"):
                 self.inputs = self._scatter(self.dataset.inputs, steps)
                 self.targets = self._scatter(self.dataset.targets, steps)
-        if self.worker < 0:
-            return None, None
-        mine = self._count(self.worker)
-        start = (step - self.first) * mine
-        return self.inputs[start : start + mine], self.targets[start : start + mine]
+        return range(self.first, min(self.first + SCATTER_STEPS, self.steps))
 
     def _count(self, worker: int) -> int:
         if worker < 0:
@@ -51,7 +56,8 @@ class Feed:
         """Scatter the rows of all workers' parts, rank after rank; return mine."""
         comm = self.gpu.comm
         width = int(np.prod(rows.shape[1:]))
-        counts = [self._count(worker) * len(steps) * width for worker in self.everyone]
+        rows_of = {worker: self._count(worker) for worker in set(self.everyone)}
+        counts = [rows_of[worker] * len(steps) * width for worker in self.everyone]
         mine = comm.empty(counts[comm.rank], rows.dtype)
         packed = None
         if comm.rank == 0:
@@ -68,11 +74,18 @@ class Feed:
 class DryFeed:
     """Batches of a model without data: shapes only. Each rank has its rows in its host's memory already."""
 
-    def __init__(self, gpu: Gpu, example: tuple[int, ...], target: tuple[int, ...], dtype: str, rows: int) -> None:
+    def __init__(
+        self, gpu: Gpu, example: tuple[int, ...], target: tuple[int, ...], dtype: str, rows: int, steps: int
+    ) -> None:
         from emu.gpu.dry import DryArray
 
+        self.steps = steps
         self.batch = DryArray.of((rows, *example), dtype), DryArray.of((rows, *target), "int32")
 
     def host_batch(self, step: int) -> tuple[Any, Any]:
         """Return the rows of a step's batch."""
         return self.batch
+
+    def fetch(self, step: int) -> range:
+        """Return the steps whose batches are here: all."""
+        return range(self.steps)

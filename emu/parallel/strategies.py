@@ -85,6 +85,12 @@ def make_strategy(
     return made
 
 
+def worker_of(gpu: Gpu, plan: Plan, grid: Grid) -> tuple[int, int]:
+    """Return which worker this rank is, -1 for a server alone, and how many workers there are."""
+    dedicated = plan.strategy == "ps" and plan.server == "dedicated"
+    return grid.data.rank - dedicated, grid.data.size - dedicated
+
+
 def _loss_scale(plan: Plan) -> LossScale | None:
     if plan.loss_scale is not None:
         return LossScale(plan.loss_scale, interval=1 << 62)

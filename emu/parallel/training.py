@@ -6,6 +6,7 @@ The same program runs under MPI, in one process, dry, and on one rank for compar
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -25,7 +26,7 @@ from emu.parallel.outcome import Outcome, tell, tell_alone
 from emu.parallel.pipeline import BACKWARD, FORWARD, Channel, cut, passes
 from emu.parallel.plan import STRATEGIES, Plan, check
 from emu.parallel.shapes import order_of_layers, output_of
-from emu.parallel.strategies import Strategy, make_strategy
+from emu.parallel.strategies import Strategy, make_strategy, worker_of
 from emu.parallel.tasks import TASKS, Build, find_task
 from emu.parallel.tensor import split_over
 
@@ -38,7 +39,7 @@ def train(gpu: Gpu, plan: Plan, progress: Callable[[int, float], None] | None = 
     The mean is NaN on a rank that computes no loss.
     """
     with advised(gpu, plan):
-        if gpu.dry and plan.model not in TASKS:
+        if gpu.dry and _are_alike(plan):
             return _train_alike(gpu, plan, progress)
         trainer = Trainer(gpu, plan)
         for index in range(checkpoint.load(trainer) if plan.resume else 0, plan.steps):
@@ -50,22 +51,40 @@ def train(gpu: Gpu, plan: Plan, progress: Callable[[int, float], None] | None = 
         return tell(trainer)
 
 
-def _train_alike(gpu: Gpu, plan: Plan, progress: Callable[[int, float], None] | None) -> Outcome:
-    """Train without bytes: one rank of each kind for all of its kind."""
-    grid = make_grid_of(gpu, plan)
-    replica, replicas = grid.data.rank, grid.data.size
-    rows = data.share(plan.batch, replica, replicas)
-    kind = grid.stage, grid.part, rows.stop - rows.start, replica == 0 and plan.strategy in ("ddp", "ps")
+def _are_alike(plan: Plan) -> bool:
+    """Say whether replicas do the same in a dry run: not with files to read or write, nor parts of uneven sizes."""
+    return plan.model not in TASKS or (plan.checkpoint is None and plan.hook == "none")
 
-    def program() -> Outcome:
-        trainer = Trainer(gpu, plan, grid)
-        for index in range(plan.steps):
-            trainer.step(index)
+
+def _train_alike(gpu: Gpu, plan: Plan, progress: Callable[[int, float], None] | None) -> Outcome:
+    """Train without bytes: one rank of each kind for all of its kind. Each rank takes its own batches."""
+    grid = make_grid_of(gpu, plan)
+    worker, workers = worker_of(gpu, plan, grid)
+    feed = _feed(gpu, plan, worker, workers)
+    rows = _rows_of(plan, worker, workers)
+    kind = grid.stage, grid.part, rows, worker < 0, grid.data.rank == 0 and plan.strategy in ("ddp", "ps")
+    made: list[Trainer] = []  # on the first rank of a kind
+
+    def begin() -> None:
+        made.append(Trainer(gpu, plan, grid, feed))
+
+    def train_some(steps: range) -> Outcome:
+        if not made:
+            begin()
+        for index in steps:
+            made[0].step(index)
             if progress is not None and gpu.rank == 0:
                 progress(index, float("nan"))
-        return tell_alone(trainer)
+        return tell_alone(made[0])
 
-    return run_alike(grid.comms, kind, program)
+    if isinstance(feed, Feed):  # the model is made before the first batches come, as in any run
+        run_alike(grid.comms, kind, begin)
+    done = 0
+    while done < plan.steps:
+        steps = feed.fetch(done)
+        outcome = run_alike(grid.comms, kind, partial(train_some, steps))
+        done = steps.stop
+    return outcome
 
 
 def make_grid_of(gpu: Gpu, plan: Plan) -> Grid:
@@ -77,7 +96,7 @@ def make_grid_of(gpu: Gpu, plan: Plan) -> Grid:
 class Trainer:
     """One rank's part of a training run."""
 
-    def __init__(self, gpu: Gpu, plan: Plan, grid: Grid | None = None) -> None:
+    def __init__(self, gpu: Gpu, plan: Plan, grid: Grid | None = None, feed: Feed | DryFeed | None = None) -> None:
         self.gpu, self.plan = gpu, plan
         self.grid = grid or make_grid_of(gpu, plan)
         self.task = find_task(plan.model, gpu.dry).with_length(plan.length)
@@ -89,7 +108,7 @@ class Trainer:
         self.strategy = make_strategy(
             gpu, self.model, self.task.rule, plan, self.grid, lambda p: self.grid.counts(p) and p not in earlier
         )
-        self.feed = self._feed()
+        self.feed = feed or _feed(gpu, plan, self.strategy.worker, self.strategy.workers)
         if self.dataset is None and hasattr(self.strategy, "sharded") and self.grid.stages == 1:
             self.strategy.sharded.expect(order_of_layers(plan, self.grid.parts, *self.begins))
         split = split_over(self.grid.tensor, _inside(plan))
@@ -140,16 +159,23 @@ class Trainer:
         self.whole_layers = model.layers
         return Model(model.name, model.layers[begins[grid.stage] : begins[grid.stage + 1]]), begins
 
-    def _feed(self) -> Any:
-        plan, strategy = self.plan, self.strategy
-        if self.dataset is None:
-            example, target, dtype = self.task.example(None)
-            dtype = dtype if dtype == "int32" else plan.storage
-            share = data.share(plan.batch, strategy.worker, strategy.workers)
-            return DryFeed(self.gpu, example, target, dtype, share.stop - share.start)
-        return Feed(
-            self.gpu, self.dataset, strategy.worker, strategy.workers, plan.batch, plan.steps, plan.seed
-        )
+
+def _feed(gpu: Gpu, plan: Plan, worker: int, workers: int) -> Feed | DryFeed:
+    """Make what hands this worker its rows. Collective where there is real data."""
+    task = find_task(plan.model, gpu.dry).with_length(plan.length)
+    if task.load:
+        return Feed(gpu, task.load(plan.storage), worker, workers, plan.batch, plan.steps, plan.seed)
+    example, target, dtype = task.example(None)
+    dtype = dtype if dtype == "int32" else plan.storage
+    return DryFeed(gpu, example, target, dtype, _rows_of(plan, worker, workers), plan.steps)
+
+
+def _rows_of(plan: Plan, worker: int, workers: int) -> int:
+    """Return how many rows of a batch are this worker's."""
+    if worker < 0:
+        return 0
+    share = data.share(plan.batch, worker, workers)
+    return share.stop - share.start
 
 
 class _Step:
