@@ -140,7 +140,7 @@ def visible_gpus() -> tuple[tuple[str, ...], str | None]:
     try:
         import cupy
     except ImportError:
-        return (), "cupy is not installed (`pip install emu[cupy]`)"
+        return (), "cupy is not installed (`pip install .[cupy]` in the checkout)"
     try:
         count = cupy.cuda.runtime.getDeviceCount()
         return tuple(cupy.cuda.runtime.getDeviceProperties(i)["name"].decode() for i in range(count)), None

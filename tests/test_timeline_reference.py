@@ -187,7 +187,9 @@ def perform(gpu, operation):
 @pytest.mark.parametrize(("cluster", "profile"), [(LINK, "ideal"), ("tcp-10g", "mpi"), ("dgx-1", "nccl")])
 @settings(max_examples=40, deadline=None)
 @given(st.integers(2, 4), st.lists(OPERATIONS, min_size=1, max_size=14))
-@example(4, [("reduce", "default", 915), ("event", "default", 2), ("synchronize", "default", 0), ("reduce", "default", 4)])
+@example(
+    4, [("reduce", "default", 915), ("event", "default", 2), ("synchronize", "default", 0), ("reduce", "default", 4)]
+)
 def test_the_accounting_equals_the_slow_reference(cluster, profile, ranks, operations):
     def program(gpu):
         for name in ("comm", "io"):  # streams have the same numbers in all programs

@@ -205,8 +205,17 @@ def _figures(raw: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Fi
         own = value if isinstance(value, dict) else {}
         yield (
             prefix + key,
-            Figure(str(plain(value)), own.get("source", default), bool(own.get("from_memory", False))),
+            Figure(_text(plain(value)), own.get("source", default), bool(own.get("from_memory", False))),
         )
+
+
+def _text(value: Any) -> str:
+    """Write a value as a table shows it: a list of tables as `name sw0, gpus 0 1; ...`."""
+    if isinstance(value, list):
+        return ("; " if value and isinstance(value[0], dict) else " ").join(map(_text, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_text(each)}" for key, each in value.items())
+    return str(value)
 
 
 __all__ = ["Catalog", "Entry", "Figure", "builtin", "entries", "merge", "nearest", "read"]

@@ -112,7 +112,10 @@ def _kind(catalog: Catalog, kind: str) -> tuple[dict[str, Any], str]:
     ]
     table = grid(None, [kind, *(key.replace("_", " ") for key in keys), "note"], rows, notes=True)
     told = {kind: {entry.name: _plain(entry) for entry in listed}}
-    hint = f"sources; emu show NAME tells which figure has which\n{_sources(catalog, listed)}"
+    sources = _sources(catalog, listed)
+    hint = f"sources; emu show NAME tells which figure has which\n{sources}"
+    if not sources:
+        hint = "emu show NAME tells where each figure comes from\n"
     return told, render(table, width=show_models.fitting(160)) + hint
 
 
@@ -152,7 +155,7 @@ def _figures(catalog: Catalog, entry: Entry) -> str:
 
 def _sources(catalog: Catalog, listed: Sequence[Entry]) -> str:
     """Spell out the sources that the figures name."""
-    words = {re.split("[:,]", f.source)[0].strip() for entry in listed for f in entry.figures.values()}
+    words = {word for entry in listed for f in entry.figures.values() for word in re.split("[:,; ]+", f.source)}
     named = {key: catalog.sources[key] for key in sorted(words) if key in catalog.sources}
     told = {key: "; ".join(text for text in about.values() if text != "-") for key, about in named.items()}
     return "".join(f"  {key}: {text}\n" for key, text in told.items())

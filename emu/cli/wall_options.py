@@ -22,7 +22,9 @@ def wall_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--compute", metavar="model|measured|none", help="What a kernel takes under the wall clock [model]."
         ),
-        click.option("--dilation", metavar="N", help="Seconds of the wall clock for one emulated second [1]."),
+        click.option(
+            "--dilation", metavar="N|auto", help="Seconds of the wall clock for one emulated second; auto finds it [1]."
+        ),
         click.option(
             "--clock", default="virtual", show_default=True, metavar="virtual|wall",
             help="Emulated time, or live: every message really held back.",

@@ -143,7 +143,7 @@ class CupyArrays:
         except Exception as error:
             raise ConfigError(
                 f"device cupy: a GPU that cupy sees is expected, got {type(error).__name__}: {error}; "
-                "install emu[cupy] on a machine with a CUDA GPU, or use --device numpy"
+                "pip install .[cupy] in the checkout, on a machine with a CUDA GPU, or use --device numpy"
             ) from None
         if not found:
             raise ConfigError("device cupy: a GPU that cupy sees is expected, got none; use --device numpy")
