@@ -130,6 +130,11 @@ def start_job(
     return start_line(line, environment, cwd)
 
 
+def _heed_ctrl_c() -> None:
+    """Undo what a shell does to a job in the background: such a job ignores Ctrl-C, and so would its children."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def start_line(line: Sequence[str], environment: Mapping[str, str], cwd: Path | None = None) -> Job:
     """Start a line in a session of its own, its output in files so that it never blocks on a full pipe."""
     import tempfile
@@ -144,6 +149,7 @@ def start_line(line: Sequence[str], environment: Mapping[str, str], cwd: Path | 
         env={**environment, _MARK: mark},
         cwd=cwd,
         start_new_session=True,
+        preexec_fn=_heed_ctrl_c,
     )
     return Job(process, mark, files, time.monotonic())
 

@@ -14,6 +14,8 @@ from emu.comm.mpi_mail import open_mail
 from emu.comm.recording import Tables
 from emu.comm.watch import Watch
 
+_FORWARD_S = 0.2  # a launcher gets so long to take a rank's last words before the job ends: MPICH's loses them else
+
 
 class MpiWorld:
     """All processes of the job."""
@@ -66,6 +68,7 @@ class MpiWorld:
 
     def abort(self, status: int) -> None:
         """End the job on every rank, with this status. Does not return."""
+        time.sleep(_FORWARD_S)
         MPI.COMM_WORLD.Abort(status)
         os._exit(status)  # MPICH's abort returns until its launcher kills this process
 
