@@ -168,8 +168,8 @@ def _run_mpi(make_plan: Any, options: Options) -> None:
 
 
 def _run_live(plan: Plan, world: Any, pace: Pace) -> tuple[Ended, Told]:
-    from emu.face.live import run_live
     from emu.program import end_job, watch
+    from emu.wall.script import run_live
 
     return run_live(plan, world, lambda log: watch(world, log), pace, lambda error: end_job(world, error))
 
@@ -203,10 +203,12 @@ def _report(
     plan: Plan, options: Options, folder: Path | None, ended: Ended, leave: bool = True, lateness: Told | None = None
 ) -> None:
     """Time the trace, write the files, print the summary; exit with the script's status."""
+    from emu.program import replay
     from emu.report import script as told
 
     if folder is not None and ended.trace is not None:
-        found, timeline = told.summary(plan, ended, folder)
+        timeline = replay(ended.trace, plan.cluster, profile=plan.profile)
+        found = told.summary(plan, ended, timeline, folder)
         found |= {"wall_s": time.perf_counter() - options.began, **provenance()}
         if lateness is not None:
             found["wall_clock"] = lateness.json()

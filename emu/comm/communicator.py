@@ -181,7 +181,7 @@ class Comm:
     def empty(self, size: int, dtype: Any, like: Any = None) -> Any:
         """Return scratch of `size` elements, on the device of `like`."""
         if self.dry:
-            from emu.gpu.dry import DryArray
+            from emu.comm.dry import DryArray
 
             return DryArray.of((size,), dtype)
         if like is not None and not isinstance(like, np.ndarray):

@@ -63,14 +63,14 @@ def run_here(plan: Plan, ranks: int) -> Ended:
     sessions = []
     for log in logs:
         core = world_comm(world, log)
-        sessions.append(_session(plan, core, EngineAnswers(engine), Background(LocalTurns(world)), decisions))
+        sessions.append(session_for(plan, core, EngineAnswers(engine), Background(LocalTurns(world)), decisions))
     mains = [plan.script.main() for _ in logs]
     modules = Modules(plan.script, mains)
 
     def program(rank: int) -> int:
         return plan.script.run(mains[rank])
 
-    with _module(plan, lambda: sessions[world.current]) as module, surroundings(plan.script, module):
+    with module_for(plan, lambda: sessions[world.current]) as module, surroundings(plan.script, module):
         world.on_switch = modules.switch
         statuses = world.run(program)
     trace = merge([(bytes(log.data), tables) for log in logs], plan.header(decisions, engine.marks))
@@ -90,14 +90,14 @@ def run_as_rank(plan: Plan, world: MpiWorld, watched: Callable[[Log], None]) -> 
     # rows tell an engine of messages one by one, before they are waited for
     core.templates, core.rows_first, world.watch.holds = False, True, True
     decisions: dict[str, Any] = {}
-    session = _session(plan, core, EngineAnswers(seat), Background(MpiTurns(world.watch)), decisions)
+    session = session_for(plan, core, EngineAnswers(seat), Background(MpiTurns(world.watch)), decisions)
     watched(log)
     main = plan.script.main()
     if world.rank == 0:
         warm_up(plan, world.size)
     world.tell(None)  # the others sleep until then
     seat.start()
-    with _module(plan, lambda: session) as module, surroundings(plan.script, module):
+    with module_for(plan, lambda: session) as module, surroundings(plan.script, module):
         sys.modules["__main__"] = main
         status = plan.script.run(main)
     seat.finish()
@@ -122,7 +122,7 @@ def warm_up(plan: Plan, ranks: int) -> None:
     resolve(Trace({"streams": ["default"]}, (), (nothing,) * ranks), plan.cluster, profile=plan.profile)
 
 
-def _session(plan: Plan, core: Comm, answers: Answers, background: Background, decisions: dict[str, Any]) -> Session:
+def session_for(plan: Plan, core: Comm, answers: Answers, background: Background, decisions: dict[str, Any]) -> Session:
     core.cluster, core.decisions, core.answers = plan.cluster, decisions, answers
     node = plan.cluster.node_of(core.rank)
     session = Session(core, answers, background, host=f"node{node}")
@@ -133,7 +133,7 @@ def _session(plan: Plan, core: Comm, answers: Answers, background: Background, d
 
 
 @contextmanager
-def _module(plan: Plan, session: Callable[[], Session]) -> Iterator[Any]:
+def module_for(plan: Plan, session: Callable[[], Session]) -> Iterator[Any]:
     module = make(session)
     if plan.speedup is None:
         yield module

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from emu.comm.dry import DryArray
 from emu.errors import ConfigError
-from emu.gpu.dry import DryArray
 
 DEVICES = ("numpy", "cupy")
 REUSED_BYTES = 1 << 17

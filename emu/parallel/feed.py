@@ -77,7 +77,7 @@ class DryFeed:
     def __init__(
         self, gpu: Gpu, example: tuple[int, ...], target: tuple[int, ...], dtype: str, rows: int, steps: int
     ) -> None:
-        from emu.gpu.dry import DryArray
+        from emu.comm.dry import DryArray
 
         self.steps = steps
         self.batch = DryArray.of((rows, *example), dtype), DryArray.of((rows, *target), "int32")

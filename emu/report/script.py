@@ -15,12 +15,9 @@ from emu.units import counted, format_bytes, format_time
 SHOWN = 16  # ranks with a line of their own
 
 
-def summary(plan: Any, ended: Any, folder: Path) -> tuple[dict[str, Any], Timeline]:
-    """Time the trace; return what a reader wants to know, ready for JSON, and the timeline."""
-    from emu.program import replay
-
+def summary(plan: Any, ended: Any, timeline: Timeline, folder: Path) -> dict[str, Any]:
+    """Return what a reader wants to know of a script's trace and its timeline, ready for JSON."""
     trace: Trace = ended.trace
-    timeline = replay(trace, plan.cluster, profile=plan.profile)
     costed = any(np.isin(rows["op"], (Op.COMPUTE, Op.ELAPSED)).any() for rows in trace.ranks)
     found = {
         "script": str(plan.script.argv[0]),
@@ -41,7 +38,7 @@ def summary(plan: Any, ended: Any, folder: Path) -> tuple[dict[str, Any], Timeli
         "output": str(folder),
         "trace": str(folder / "trace.emu"),
     }
-    return found, timeline
+    return found
 
 
 def calls(trace: Trace, timeline: Timeline) -> list[dict[str, Any]]:

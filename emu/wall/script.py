@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from emu.comm.background import Background
 from emu.comm.merging import merge
 from emu.comm.recording import Log
-from emu.face.launch import Ended, Plan, _module, _session
+from emu.face.launch import Ended, Plan, module_for, session_for
 from emu.face.script import surroundings
 from emu.wall.answers import WallAnswers
 from emu.wall.lateness import Told
@@ -28,10 +28,10 @@ def run_live(
     wall = begin(world, plan.cluster, pace, profile=plan.profile, failed=failed)
     log, core = wall.gpu.log, wall.gpu.comm
     decisions: dict[str, Any] = {}
-    session = _session(plan, core, WallAnswers(), Background(MpiTurns(world.watch)), decisions)
+    session = session_for(plan, core, WallAnswers(), Background(MpiTurns(world.watch)), decisions)
     watched(log)
     main = plan.script.main()
-    with _module(plan, lambda: session) as module, surroundings(plan.script, module):
+    with module_for(plan, lambda: session) as module, surroundings(plan.script, module):
         sys.modules["__main__"] = main
         status = plan.script.run(main)
     lateness = wall.end()
