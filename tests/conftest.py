@@ -29,6 +29,16 @@ def start_job():
         job.kill()
 
 
+@pytest.fixture
+def emu(run_job, tmp_path):
+    """Run `emu` with some words, in an empty directory: on ranks, or without mpirun."""
+
+    def run(*words, ranks=None, mpi="openmpi", env=None):
+        return run_job(["emu", *map(str, words)], ranks, mpi, env=env, cwd=tmp_path)
+
+    return run
+
+
 def pytest_collection_modifyitems(items):
     """Skip tests for a real GPU where cupy sees none, and say so."""
     marked = [item for item in items if item.get_closest_marker("gpu")]

@@ -130,6 +130,17 @@ def start_job(
     return start_line(line, environment, cwd)
 
 
+def refused(ended: Finished, *said: str) -> bool:
+    """Assert that a user's error ended the job: one line with these words, shown once; exit status 2."""
+    message = [line for line in ended.output.splitlines() if line.lstrip("\0 ").startswith("emu: ")]
+    assert len(message) == 1, ended.output
+    for word in said:
+        assert word in message[0]
+    assert "Traceback" not in ended.output and "Usage:" not in ended.output
+    assert ended.returncode == 2
+    return True
+
+
 def _heed_ctrl_c() -> None:
     """Undo what a shell does to a job in the background: such a job ignores Ctrl-C, and so would its children."""
     signal.signal(signal.SIGINT, signal.default_int_handler)

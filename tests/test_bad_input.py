@@ -8,31 +8,10 @@ import signal
 import time
 
 import pytest
-from jobs import ROOT
+from jobs import ROOT, refused
 
 QUICK = ["--steps", "2", "--no-what-if", "--no-one-rank"]
 ENDLESS = ["--steps", "1000000", "--no-what-if", "--no-one-rank"]
-
-
-@pytest.fixture
-def emu(run_job, tmp_path):
-    """Run `emu` with some words, in an empty directory: on ranks, or without mpirun."""
-
-    def run(*words, ranks=None, mpi="openmpi", env=None):
-        return run_job(["emu", *map(str, words)], ranks, mpi, env=env, cwd=tmp_path)
-
-    return run
-
-
-def refused(ended, *said):
-    """The message holds these words and is shown once; no traceback; exit status 2."""
-    message = [line for line in ended.output.splitlines() if line.lstrip("\0 ").startswith("emu: ")]
-    assert len(message) == 1, ended.output
-    for word in said:
-        assert word in message[0]
-    assert "Traceback" not in ended.output
-    assert ended.returncode == 2
-    return True
 
 
 @pytest.mark.parametrize("ranks, words", [(None, ["--local", "2"]), (4, [])])

@@ -1,27 +1,7 @@
 """What the command line says to a word it does not know: one line that names the nearest, exit status 2."""
 
 import pytest
-
-
-@pytest.fixture
-def emu(run_job, tmp_path):
-    """Run `emu` with some words, in an empty directory: on ranks, or without mpirun."""
-
-    def run(*words, ranks=None, mpi="openmpi"):
-        return run_job(["emu", *map(str, words)], ranks, mpi, cwd=tmp_path)
-
-    return run
-
-
-def refused(ended, *said):
-    """The message is one line that holds these words; exit status 2."""
-    message = [line for line in ended.output.splitlines() if line.lstrip("\0 ").startswith("emu: ")]
-    assert len(message) == 1, ended.output
-    for word in said:
-        assert word in message[0]
-    assert "Traceback" not in ended.output and "Usage:" not in ended.output
-    assert ended.returncode == 2
-    return True
+from jobs import refused
 
 
 @pytest.mark.parametrize(
