@@ -7,6 +7,8 @@ import pytest
 
 from emu.cluster import load_cluster
 from emu.errors import ConfigError
+from emu.parallel import feed
+from emu.parallel.compression import HOOKS
 from emu.parallel.training import Plan, Trainer, check, train
 from emu.program import run_here
 from emu.trace import Op
@@ -98,9 +100,20 @@ def test_ranks_hold_the_same_bits_after_every_step(strategy, monkeypatch):
     assert seen == [1] * (3 * SMALL.steps)
 
 
-@pytest.mark.parametrize("variant", ["ddp", "ps", "ps dedicated"])
-def test_a_dry_run_records_the_same_rows(variant):
-    plan = replace(SMALL, **VARIANTS[variant])
+ROWS_OF = {
+    **{name: VARIANTS[name] for name in ("ddp", "ps", "ps dedicated")},
+    **{strategy: {"strategy": strategy} for strategy in ("zero1", "zero2", "zero3")},
+    **{hook: {"hook": hook} for hook in HOOKS},
+    "shares that differ": {"batch": 25},
+    "batches scattered twice": {"steps": 3},
+}
+
+
+@pytest.mark.parametrize("variant", ROWS_OF)
+def test_a_dry_run_records_the_same_rows(variant, monkeypatch):
+    monkeypatch.setattr(feed, "SCATTER_STEPS", 2)
+    plan = replace(SMALL, steps=2, dtype="float32") if "hook" in ROWS_OF[variant] else SMALL
+    plan = replace(plan, **ROWS_OF[variant])
     _, real = run(plan, 3)
     _, dry = run(plan, 3, dry=True)
     assert all(np.array_equal(a, b) for a, b in zip(real.ranks, dry.ranks, strict=True))

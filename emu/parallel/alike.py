@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 
 from emu.collectives import find
+from emu.collectives.table import TABLE
 from emu.comm.recording import Log
 from emu.errors import ConfigError
 from emu.gpu import DryArray
 from emu.trace import COLLECTIVE, ROW, Op
-
-OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")
 
 
 def run_alike(comms: Sequence[Any], kind: Hashable, program: Callable[[], Any]) -> Any:
@@ -150,7 +149,7 @@ def _dtype(name: str) -> Any:
 
 
 def _function(label: str) -> Any:
-    for operation in OPERATIONS:
+    for operation in sorted(TABLE, key=len, reverse=True):  # all_gather before gather
         if label.endswith(f"_{operation}"):
             return find(operation, label[: -len(operation) - 1])
     raise ConfigError(f"dry run: collective {label} is unknown")

@@ -39,7 +39,7 @@ def train(gpu: Gpu, plan: Plan, progress: Callable[[int, float], None] | None = 
     The mean is NaN on a rank that computes no loss.
     """
     with advised(gpu, plan):
-        if gpu.dry and _are_alike(plan):
+        if gpu.dry:
             return _train_alike(gpu, plan, progress)
         trainer = Trainer(gpu, plan)
         for index in range(checkpoint.load(trainer) if plan.resume else 0, plan.steps):
@@ -49,11 +49,6 @@ def train(gpu: Gpu, plan: Plan, progress: Callable[[int, float], None] | None = 
             if plan.saves(index + 1):
                 checkpoint.save(trainer, index + 1)
         return tell(trainer)
-
-
-def _are_alike(plan: Plan) -> bool:
-    """Say whether replicas do the same in a dry run: not with files to read or write, nor parts of uneven sizes."""
-    return plan.model not in TASKS or (plan.checkpoint is None and plan.hook == "none")
 
 
 def _train_alike(gpu: Gpu, plan: Plan, progress: Callable[[int, float], None] | None) -> Outcome:
