@@ -17,7 +17,8 @@ from emu.comm.wire import Call
 from emu.errors import DeadlockError, MismatchError
 
 if TYPE_CHECKING:
-    from emu.comm.local import Message, Round
+    from emu.comm.local import Message
+    from emu.comm.rounds import Round
 
 SHOWN = 16  # ranks that an error names
 
