@@ -119,7 +119,8 @@ def text(question: str, result: Result) -> str:
 
 
 def _table(rows: list[Result]) -> list[str]:
-    cells = [list(rows[0]), *([_cell(value) for value in row.values()] for row in rows)]
+    names = list(dict.fromkeys(name for row in rows for name in row))  # a row may lack some
+    cells = [names, *([_cell(row.get(name)) for name in names] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
     return ["  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
 
