@@ -9,7 +9,7 @@ import pytest
 
 from emu.comm import mpi_start
 from emu.comm.mpi_settings import write_settings
-from emu.comm.mpi_start import Mpi, find_mpi, mpirun_environment, mpirun_line
+from emu.comm.mpi_start import Mpi, check_launcher, find_mpi, mpirun_environment, mpirun_line
 from emu.errors import ConfigError
 
 SAYS = {
@@ -166,3 +166,16 @@ def test_mpich_is_wrapped_only_where_single_copies_are_forbidden(wheel):
     write_settings(mpi("mpich"), wheel, single_copy=False)
     said = subprocess.run([wheel / "bin" / "mpirun", "-n", "4"], capture_output=True, text=True)
     assert said.stdout == "0 -n 4\n"
+
+
+@pytest.mark.parametrize(
+    "met, environment", [(1, {}), (1, {"PMI_SIZE": "1"}), (4, {"PMI_SIZE": "4"}), (2, {"OMPI_COMM_WORLD_SIZE": "4"})]
+)
+def test_ranks_that_meet_have_the_right_launcher(met, environment):
+    assert check_launcher(met, environment) is None
+
+
+@pytest.mark.parametrize("name", ["PMI_SIZE", "OMPI_COMM_WORLD_SIZE"])
+def test_another_mpis_launcher_is_named(name):
+    with pytest.raises(ConfigError, match=r"mpirun: .* got another's, which started 4 ranks that do not meet; start"):
+        check_launcher(1, {name: "4"})

@@ -84,7 +84,8 @@ def _fail(text: str, status: int) -> None:
     """
     sys.stdout.flush()
     rank = next((int(os.environ[name]) for name in _RANKS if os.environ.get(name, "").isdigit()), None)
-    live = rank is not None and "mpi4py.MPI" in sys.modules
+    mpi = sys.modules.get("mpi4py.MPI")
+    live = rank is not None and mpi is not None and mpi.Is_initialized() and mpi.COMM_WORLD.size > 1
     time.sleep(min(rank or 0, 4) * 0.5)
     if os.environ.get("MPI_LOCALRANKID", "0") != "0" and not live:
         sys.exit(status)
@@ -92,8 +93,8 @@ def _fail(text: str, status: int) -> None:
         time.sleep(_LAUNCHER_S)
     else:
         print(text, file=sys.stderr, flush=True)
-    if live:
-        sys.modules["mpi4py.MPI"].COMM_WORLD.Abort(status)
+    if mpi is not None and live:
+        mpi.COMM_WORLD.Abort(status)
     sys.exit(status)
 
 

@@ -177,3 +177,19 @@ _RANK_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK")
 def started_by_mpirun(environment: Mapping[str, str] = os.environ) -> bool:
     """Tell whether an MPI launcher started this process, without loading MPI."""
     return any(name in environment for name in _RANK_VARIABLES)
+
+
+# how many ranks a launcher says that it has started; MPI itself says how many of them have met
+_SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+
+
+def check_launcher(met: int, environment: Mapping[str, str] = os.environ) -> None:
+    """Raise ConfigError if a launcher started several ranks and each is alone: it is another MPI's than they load."""
+    started = max((int(environment[n]) for n in _SIZE_VARIABLES if environment.get(n, "").isdigit()), default=1)
+    if met == 1 < started:
+        mpirun = Path(sys.executable).with_name("mpirun")
+        own = f"start with {mpirun}" if mpirun.exists() else "start with the launcher of that MPI"
+        raise ConfigError(
+            f"mpirun: the launcher of the MPI that {sys.executable} loads is expected, got another's, which started "
+            f"{started} ranks that do not meet; {own}, or see emu doctor"
+        )

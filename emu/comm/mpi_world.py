@@ -11,6 +11,7 @@ from mpi4py import MPI
 
 from emu.comm.mpi import MpiWire
 from emu.comm.mpi_mail import open_mail
+from emu.comm.mpi_start import check_launcher
 from emu.comm.recording import Tables
 from emu.comm.watch import Watch
 
@@ -24,6 +25,7 @@ class MpiWorld:
         world = MPI.COMM_WORLD
         self.rank = world.rank
         self.size = world.size
+        check_launcher(self.size)
         self.watch = watch if watch is not None else Watch()
         self._comm = world.Dup()
         self._wire: MpiWire | None = None
