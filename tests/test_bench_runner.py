@@ -55,3 +55,10 @@ def test_importing_emu_is_measured():
     done = subprocess.run(line, capture_output=True, text=True, cwd=ROOT, timeout=60)
     result = json.loads(done.stdout)
     assert result["extra_ms"] == result["with_emu_ms"] - result["baseline_ms"]
+
+
+def test_a_table_shows_rows_that_lack_a_column():
+    shown = text("How fast?", {"rows": [{"case": "ring", "aim": 6}, {"case": "tree", "aim_s": 2.0}]}).splitlines()
+    assert [line.split() for line in shown[3:]] == [
+        ["case", "aim", "aim_s"], ["ring", "6", "-"], ["tree", "-", "2"]
+    ]  # fmt: skip
