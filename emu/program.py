@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
 from emu.cluster import Cluster, load_cluster
@@ -55,7 +56,7 @@ class Run:
 
 def run(
     main: Callable[[Gpu], Any],
-    cluster: str | Cluster,
+    cluster: str | PathLike[str] | Cluster,
     ranks: int | None = None,
     *,
     way: str = "auto",
@@ -76,6 +77,10 @@ def run(
     host's ("auto": as few as the host can keep up with); a kernel takes its modelled time, or its "measured" one,
     or "none" (`compute`).
     """
+    if not callable(main):
+        raise ConfigError(f"main: a function of one Gpu is expected, got {type(main).__name__}")
+    if ranks is not None and ranks < 1:
+        raise ConfigError(f"ranks: at least 1 is expected, got {ranks}")
     if way not in WAYS:
         raise ConfigError(f"way: one of {', '.join(WAYS)} is expected, got {way!r}")
     _refuse_ways(settings)
@@ -99,12 +104,21 @@ def _refuse_ways(settings: Mapping[str, Any]) -> None:
 
 
 def replay(
-    trace: Trace, cluster: str | Cluster, *, profile: str = "ideal", detail: str = "flows", **settings: str
+    trace: Trace | str | PathLike[str],
+    cluster: str | PathLike[str] | Cluster,
+    *,
+    profile: str = "ideal",
+    detail: str = "flows",
+    **settings: str,
 ) -> Timeline:
-    """Return a trace's times on a cluster; nothing is run."""
+    """Return the times on a cluster of a trace, or of the file of one; nothing is run."""
     from emu.engine import resolve
     from emu.timeline import Timeline
 
+    if not isinstance(trace, (Trace, str, PathLike)):
+        raise ConfigError(f"trace: a Trace or the path of its file is expected, got {type(trace).__name__}")
+    if not isinstance(trace, Trace):
+        trace = Trace.load(trace)
     made = _cluster(cluster, settings, trace.world_size)
     return Timeline(resolve(trace, made, profile=profile, detail=detail), trace, made)
 
@@ -179,8 +193,8 @@ def mpi_trace(
 
 
 def _run_mpi(
-    main: Callable[[Gpu], Any], spec: str | Cluster, ranks: int | None, device: str, profile: str, settings: Any,
-    pace: Pace | None = None,
+    main: Callable[[Gpu], Any], spec: str | PathLike[str] | Cluster, ranks: int | None, device: str, profile: str,
+    settings: Any, pace: Pace | None = None,
 ) -> Run:  # fmt: skip
     from emu.comm.mpi_world import MpiWorld
 
@@ -259,8 +273,15 @@ def end_job(world: MpiWorld, error: BaseException) -> None:
     world.abort(2 if isinstance(error, EmuError) else 1)
 
 
-def _cluster(spec: str | Cluster, settings: Mapping[str, str], ranks: int | None) -> Cluster:
-    return spec if isinstance(spec, Cluster) else load_cluster(spec, settings, ranks)
+def _cluster(spec: str | PathLike[str] | Cluster, settings: Mapping[str, str], ranks: int | None) -> Cluster:
+    if not isinstance(spec, (Cluster, str, PathLike)):
+        raise ConfigError(f"cluster: a name, the path of a file or a Cluster is expected, got {type(spec).__name__}")
+    if not isinstance(spec, Cluster):
+        return load_cluster(fspath(spec), settings, ranks)
+    if settings:
+        raise ConfigError(f"cluster {spec.name}: settings change one that is named, got {', '.join(settings)} beside "
+                          "a Cluster that is made; give them to load_cluster")  # fmt: skip
+    return spec
 
 
 def _memory(cluster: Cluster, rank: int) -> Memory:

@@ -19,7 +19,7 @@ def all_reduce(
 ) -> None:
     """Make every rank's x the sum (prod, max, min, avg) of all. In place."""
     wide = _wide(x, accumulate)
-    function = chosen(comm, "all_reduce", algorithm, x.nbytes * (2 if wide else 1))
+    function = chosen(comm, "all_reduce", algorithm, _nbytes(x) * (2 if wide else 1))
     if wide:
         _in_float32(comm, x, lambda y: function(comm, y, op, **options))
     else:
@@ -37,7 +37,7 @@ def reduce(
 ) -> None:
     """Make the root's x the sum of all; other ranks' x stays as it was."""
     wide = _wide(x, accumulate)
-    function = chosen(comm, "reduce", algorithm, x.nbytes * (2 if wide else 1))
+    function = chosen(comm, "reduce", algorithm, _nbytes(x) * (2 if wide else 1))
     if wide:
         _in_float32(comm, x, lambda y: function(comm, y, root, op, **options), back=comm.rank == root)
     else:
@@ -55,7 +55,7 @@ def reduce_scatter(
 ) -> None:
     """Leave chunk r of the sum of everybody's x in rank r's out."""
     wide = _wide(x, accumulate)
-    function = chosen(comm, "reduce_scatter", algorithm, x.nbytes * (2 if wide else 1))
+    function = chosen(comm, "reduce_scatter", algorithm, _nbytes(x) * (2 if wide else 1))
     if not wide:
         function(comm, x, out, op, counts)
         return
@@ -66,14 +66,14 @@ def reduce_scatter(
 
 def broadcast(comm: Any, x: Any, root: int = 0, algorithm: str = "auto", **options: Any) -> None:
     """Make every rank's x the root's. In place."""
-    chosen(comm, "broadcast", algorithm, x.nbytes)(comm, x, root, **options)
+    chosen(comm, "broadcast", algorithm, _nbytes(x))(comm, x, root, **options)
 
 
 def all_gather(
     comm: Any, x: Any, out: Any, counts: Sequence[int] | None = None, algorithm: str = "auto"
 ) -> None:
     """Leave the chunks of all ranks in every rank's out, in rank order."""
-    chosen(comm, "all_gather", algorithm, out.nbytes)(comm, x, out, counts)
+    chosen(comm, "all_gather", algorithm, _nbytes(out))(comm, x, out, counts)
 
 
 def scatter(
@@ -81,7 +81,7 @@ def scatter(
 ) -> None:
     """Leave chunk r of the root's x in rank r's out."""
     if counts is None:
-        chosen(comm, "scatter", algorithm, out.nbytes * comm.size)(comm, x, out, root)
+        chosen(comm, "scatter", algorithm, _nbytes(out) * comm.size)(comm, x, out, root)
     else:
         _uneven("scatter_v", algorithm)(comm, x, out, counts, root)
 
@@ -96,7 +96,7 @@ def gather(
 ) -> None:
     """Leave the chunks of all ranks in the root's out, in rank order."""
     if counts is None:
-        chosen(comm, "gather", algorithm, x.nbytes * comm.size)(comm, x, out, root)
+        chosen(comm, "gather", algorithm, _nbytes(x) * comm.size)(comm, x, out, root)
     else:
         _uneven("gather_v", algorithm)(comm, x, out, counts, root)
 
@@ -111,7 +111,7 @@ def all_to_all(
 ) -> None:
     """Send chunk q of x to rank q, which keeps it as chunk r of its out."""
     if send_counts is None and receive_counts is None:
-        chosen(comm, "all_to_all", algorithm, x.nbytes)(comm, x, out)
+        chosen(comm, "all_to_all", algorithm, _nbytes(x))(comm, x, out)
     elif send_counts is None or receive_counts is None:
         raise ConfigError("all_to_all: send_counts and receive_counts go together, got one of them; give both")
     else:
@@ -144,6 +144,13 @@ def find(collective: str, algorithm: str) -> Callable[..., Any]:
 
 def _uneven(collective: str, algorithm: str) -> Callable[..., Any]:
     return algorithm_named(collective, "linear" if algorithm == "auto" else algorithm)
+
+
+def _nbytes(x: Any) -> int:
+    try:
+        return x.nbytes
+    except AttributeError:
+        raise ConfigError(f"collective: an array is expected, got {type(x).__name__}") from None
 
 
 def _wide(x: Any, accumulate: str | None) -> bool:

@@ -84,6 +84,9 @@ def collective(
         @functools.wraps(function)
         def call(comm: Any, *args: Any, **kwargs: Any) -> Any:
             run = getattr(comm, "call", None)
+            if run is None and not hasattr(comm, "isend"):
+                raise ConfigError(f"{spec.label}: a communicator is expected first, such as gpu.comm, "
+                                  f"got {type(comm).__name__}")  # fmt: skip
             return function(comm, *args, **kwargs) if run is None else run(spec, args, kwargs)
 
         call.collective = spec  # type: ignore[attr-defined]
@@ -251,8 +254,18 @@ def _known(comm: Comm, spec: Collective, args: tuple, kwargs: dict) -> Known:
 
 
 def _learn(spec: Collective, args: tuple, kwargs: dict) -> Known:
-    arrays = sum(hasattr(value, "dtype") and hasattr(value, "nbytes") for value in (*args, *kwargs.values()))
-    return Known(*_terms(spec, args, kwargs), arrays)
+    given = dict(zip(spec.names, args, strict=False)) | kwargs
+    arrays = [name for name, value in given.items() if hasattr(value, "dtype") and hasattr(value, "nbytes")]
+    for name in arrays:
+        dtype = given[name].dtype
+        if dtype.hasobject or ("op" in spec.names and dtype.kind in _NO_NUMBERS):
+            raise ConfigError(f"{spec.label} {name}: an array of numbers is expected, got dtype {dtype}")
+    if given.get("x") is not None and "x" not in arrays:  # None: on ranks that have nothing to scatter
+        raise ConfigError(f"{spec.label} x: an array is expected, got {type(given['x']).__name__}")
+    return Known(*_terms(spec, args, kwargs), len(arrays))
+
+
+_NO_NUMBERS = "SUmM"  # numpy's kinds of strings and times
 
 
 def _size(value: Any) -> Any:

@@ -116,8 +116,8 @@ class Comm:
         if not log.flag:
             caller = _frame(1)
             log.sites.append((caller.f_code, caller.f_lasti))
-        if not (x.flags.c_contiguous and into.flags.c_contiguous) and not self.dry:
-            _refuse_strides(into if x.flags.c_contiguous else x)
+        self._check_buffer(x)
+        self._check_buffer(into)
         if not (0 <= to < self.size and 0 <= source < self.size):
             self._refuse_rank("send and receive", source if 0 <= to < self.size else to)
         if self.rows_first and not log.muted:
@@ -273,17 +273,17 @@ class Comm:
 
     def _isend(self, x: Any, to: int, tag: int) -> Request:
         log = self.log
-        if not x.flags.c_contiguous and not self.dry:
-            _refuse_strides(x)
+        self._check_buffer(x)
         if not 0 <= to < self.size:
             self._refuse_rank("send to", to)
+        if tag < 0:
+            raise ConfigError(f"send: a tag from 0 on is expected, got {tag}")
         number = log.send(self.group[to], tag, self.context, x.nbytes)
         return Request(self, self.wire.isend(x, to, tag, log.flag), log.stream, number)
 
     def _irecv(self, x: Any, source: int, tag: int) -> Request:
         log = self.log
-        if not x.flags.c_contiguous and not self.dry:
-            _refuse_strides(x)
+        self._check_buffer(x)
         if not ANY <= source < self.size:
             self._refuse_rank("receive from", source)
         pending = self.wire.irecv(x, source, tag, log.flag)
@@ -305,6 +305,19 @@ class Comm:
         """Note that what came first was so on this host: no engine has been asked."""
         if getattr(self.wire, "by_host", False):
             self.log.tables.marks["order"] = "the host that the program ran on"
+
+    def _check_buffer(self, x: Any) -> None:
+        try:
+            if (x.flags.c_contiguous or self.dry) and not x.dtype.hasobject:
+                return
+        except AttributeError:
+            raise ConfigError(f"message buffer: an array is expected, got {type(x).__name__}") from None
+        if x.dtype.hasobject:
+            raise ConfigError(f"message buffer: an array of numbers is expected, got dtype {x.dtype}")
+        raise ConfigError(
+            f"message buffer: a contiguous array is expected, got shape {x.shape} with strides {x.strides}; "
+            "copy it first (numpy.ascontiguousarray)"
+        )
 
     def _refuse_rank(self, what: str, rank: int) -> None:
         raise ConfigError(f"{what}: a rank from 0 to {self.size - 1} is expected, got {rank}; see comm.size")
@@ -361,11 +374,3 @@ _NEAREST = {
     "complex64": "float32", "longdouble": "float64", "float128": "float64", "clongdouble": "complex128",
     "complex256": "complex128",
 }  # fmt: skip
-
-
-def _refuse_strides(x: Any) -> None:
-    raise ConfigError(
-        f"message buffer: a contiguous array is expected, got shape {x.shape} with strides {x.strides}; "
-        "copy it first (numpy.ascontiguousarray)"
-    )
-

@@ -28,6 +28,10 @@ class Cost:
     bytes: int = 0
     dtype: str = "float32"
 
+    def __post_init__(self) -> None:
+        if not (0 <= self.flops < math.inf and 0 <= self.bytes < math.inf):
+            raise ConfigError(f"cost: finite FLOPs and bytes from 0 on are expected, got {self.flops}, {self.bytes}")
+
 
 @dataclass(frozen=True)
 class Event:
@@ -57,7 +61,10 @@ class Gpu:
     def empty(self, shape: Any, dtype: Any = "float32", purpose: str = "activations") -> Any:
         """Allocate an array, uninitialised. Raise DeviceOutOfMemory where it does not fit."""
         dtype = dtype_of(dtype)
-        elements = math.prod(shape) if isinstance(shape, tuple) else int(np.prod(shape, dtype=np.int64))
+        sizes = shape if isinstance(shape, (tuple, list)) else (shape,)
+        if any(size < 0 for size in sizes):
+            raise ConfigError(f"array of {purpose}: sizes from 0 on are expected, got {shape}")
+        elements = math.prod(sizes)
         nbytes = elements * dtype.itemsize
         self.memory.take(nbytes, purpose)
         try:
@@ -145,6 +152,8 @@ class Gpu:
 
     def wait(self, event: Event) -> None:
         """Make the current stream wait for an event."""
+        if not isinstance(event, Event):
+            raise ConfigError(f"wait: an event is expected, which gpu.record() returns, got {type(event).__name__}")
         self._log.await_event(event.ordinal)
 
     def synchronize(self) -> float:
