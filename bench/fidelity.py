@@ -21,7 +21,8 @@ from emu.cluster import load_cluster
 from emu.collectives import find
 from emu.comm import Comm, run_dry
 from emu.engine import resolve
-from emu.engine.nccl import choice, graph_of
+from emu.engine.nccl import choice
+from emu.engine.nccl_graph import graph_of
 from emu.engine.profiles import NCCL_LAUNCH_S
 
 SPREAD_RUNS = 3

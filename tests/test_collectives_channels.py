@@ -39,8 +39,9 @@ def test_every_rank_gets_the_sum_by_rings(p, n):
 @pytest.mark.parametrize("p", [1, 2, 3, 7, 8])
 @pytest.mark.parametrize("n", [0, 1, 5, 64, 1001])
 def test_every_rank_gets_the_sum_by_trees(p, n):
-    lanes = min(len(node) for node in NODES[p])
-    held, expected = summed(channel_tree_all_reduce, p, n, nodes=NODES[p], lanes=lanes, segment_bytes=128)
+    g = min(len(node) for node in NODES[p])
+    chains = [(*range(head, g), *range(head)) for head in range(g)]
+    held, expected = summed(channel_tree_all_reduce, p, n, nodes=NODES[p], chains=chains, segment_bytes=128)
     assert all(np.array_equal(x, expected) for x in held)
 
 

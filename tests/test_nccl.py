@@ -3,7 +3,8 @@
 import pytest
 
 from emu.cluster import load_cluster
-from emu.engine.nccl import GENERATIONS, PROTOCOLS, Graph, choice, graph_of, predicted_us
+from emu.engine.nccl import GENERATIONS, PROTOCOLS, Graph, choice, predicted_us
+from emu.engine.nccl_graph import graph_of
 
 ONE = Graph(1, 8, GENERATIONS["hopper"], 16, 20.0)
 FOUR = Graph(4, 8, GENERATIONS["hopper"], 16, 20.0, 20.0)

@@ -71,6 +71,19 @@ def choice(*options: str) -> Parser:
     return read
 
 
+def choices(*options: str) -> Parser:
+    """Make a parser that takes a list of these words, at least one; a setting separates them by commas."""
+    read_one = choice(*options)
+
+    def read(value: Any, where: str) -> tuple[str, ...]:
+        items = texts(value.split(",") if isinstance(value, str) else value, where)
+        if not items:
+            raise ConfigError(f"{where}: must name one at least of {', '.join(options)}, got none; leave it out for all")
+        return tuple(read_one(item.strip(), where) for item in items)
+
+    return read
+
+
 def count_or_any(value: Any, where: str) -> int | str:
     """Read a count, or the word "any": as many as a run asks for."""
     return "any" if value == "any" else parse_count(value, where)
@@ -145,7 +158,8 @@ _TRANSPORT: _Keys = {
     "offload": flag, "segment": size, "sockets": parse_count, "gpudirect": flag,
     "initial_window": parse_count, "window_limit": size, "rto_min": parse_time, "rto_initial": parse_time,
     "rto_max": parse_time, "congestion": choice("reno", "cubic", "dctcp"), "dctcp_gain": parse_fraction,
-    "pfc": flag,
+    "pfc": flag, "nccl_algorithms": choices("ring", "tree", "nvls", "nvls_tree"),
+    "nccl_protocols": choices("LL", "LL128", "Simple"), "nccl_buffer": size, "nccl_chunk": size,
 }  # fmt: skip
 _SWITCH: _Keys = {
     "medium": choice("pcie", "nvlink", "ethernet", "infiniband"), "ports": parse_count,

@@ -88,7 +88,9 @@ class Transport:
 
     `latency_s` is one way, memory to memory across one switch, beyond the overheads. Header efficiency follows
     from the MTU. CPU time (`cpu_s_per_packet`, `cpu_s_per_byte`) is charged where it is not zero: one flow then
-    has `sockets` cores at most, and all flows of a host share its cores.
+    has `sockets` cores at most, and all flows of a host share its cores. `nccl_algorithms` and `nccl_protocols` are
+    what the transport leaves of NCCL's choices; empty, all. `nccl_buffer_bytes` is a channel's, `nccl_chunk_bytes` the
+    least that a tree's data are cut into.
     """
 
     name: str
@@ -115,6 +117,10 @@ class Transport:
     congestion: str = "reno"
     dctcp_gain: float = 0.0625
     pfc: bool = False
+    nccl_algorithms: tuple[str, ...] = ()
+    nccl_protocols: tuple[str, ...] = ()
+    nccl_buffer_bytes: int = 4 << 20
+    nccl_chunk_bytes: int = 0
 
     @property
     def payload_bytes(self) -> int:

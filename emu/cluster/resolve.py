@@ -216,6 +216,8 @@ def _transport(entry: Entry, values: Mapping[str, Any]) -> Transport:
         "initial_window": "initial_window_segments", "window_limit": "window_limit_bytes",
         "rto_min": "rto_min_s", "rto_initial": "rto_initial_s", "rto_max": "rto_max_s",
         "congestion": "congestion", "dctcp_gain": "dctcp_gain", "pfc": "pfc",
+        "nccl_algorithms": "nccl_algorithms", "nccl_protocols": "nccl_protocols",
+        "nccl_buffer": "nccl_buffer_bytes", "nccl_chunk": "nccl_chunk_bytes",
     }  # fmt: skip
     fields = {names[key]: value for key, value in values.items() if key in names}
     transport = Transport(entry.name, values["kind"], **fields)

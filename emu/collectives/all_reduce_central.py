@@ -57,7 +57,13 @@ def direct_all_reduce(comm: Peers, x: Any, op: str = "sum") -> None:
 
 
 def push_sum_pull(comm: Peers, shards: list[Any], plain: str) -> None:
-    """Sum shard s of everybody on rank s, then give it to all; the receives stand before the sends."""
+    """Sum shard s of everybody on rank s, then give it to all."""
+    push_sum(comm, shards, plain)
+    pull(comm, shards)
+
+
+def push_sum(comm: Peers, shards: list[Any], plain: str) -> None:
+    """Sum shard s of everybody on rank s; the receives stand before the sends."""
     p, r = comm.size, comm.rank
     others = [(r + i) % p for i in range(1, p)]
     mine = shards[r] if r < len(shards) else None
@@ -68,7 +74,13 @@ def push_sum_pull(comm: Peers, shards: list[Any], plain: str) -> None:
         comm.waitall([request])
         comm.reduce(plain, mine, got)
     comm.waitall(leaving)
+
+
+def pull(comm: Peers, shards: list[Any]) -> None:
+    """Give shard s of rank s to all."""
+    p, r = comm.size, comm.rank
+    others = [(r + i) % p for i in range(1, p)]
     pulled = [comm.irecv(shards[q], q) for q in reversed(others) if q < len(shards)]
-    if mine is not None:
-        pulled += [comm.isend(mine, q) for q in others]
+    if r < len(shards):
+        pulled += [comm.isend(shards[r], q) for q in others]
     comm.waitall(pulled)

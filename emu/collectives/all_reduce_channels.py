@@ -10,7 +10,8 @@ from emu.collectives.ops import finish, local_op
 from emu.collectives.protocol import Peers
 from emu.comm.calls import collective
 
-SLICE_BYTES = 1024 * 1024  # NCCL: two of the eight steps of a buffer of 4 MiB
+BUFFER_BYTES, BUFFER_STEPS = 4 << 20, 8  # of a channel, as NCCL has them
+CHUNKS_A_LEVEL = ((8, 128 << 10), (4, 64 << 10), (1, 32 << 10))  # so many for each level of a tree, down to that size
 
 
 def channel_ring_all_reduce(
@@ -70,31 +71,58 @@ class _Ring:
 
 
 def channel_tree_all_reduce(
-    comm: Any, x: Any, op: str = "sum", nodes: Sequence[Sequence[int]] | None = None, lanes: int = 1,
-    segment_bytes: int = SLICE_BYTES,
+    comm: Any, x: Any, op: str = "sum", nodes: Sequence[Sequence[int]] | None = None,
+    chains: Sequence[Sequence[int]] = (), segment_bytes: int | None = None,
 ) -> None:
     """Add up and broadcast down pairs of trees, one a NIC: binary between nodes, chains within. In segments.
 
-    `nodes` lists the ranks of each node (None: as the cluster has them, with as many lanes as its NICs allow).
+    `nodes` lists the ranks of each node; each of `chains` orders the places in a node, the head of a pair of trees
+    first. None: as the cluster has them, a head for each NIC, and segments as NCCL cuts them.
     Cost for m nodes of g: about 2(g + log₂m)(α + n/(kB)) + 2n/B with k segments; 2(p-1)n bytes in all.
     Source: NCCL's double binary trees.
     """  # fmt: skip
     if nodes is None:
-        nodes, lanes = heads(getattr(comm, "cluster", None), _group(comm))
-    _channel_tree(comm, x, op, tuple(tuple(node) for node in nodes), lanes, segment_bytes)
+        nodes, chains = heads(getattr(comm, "cluster", None), _group(comm))
+    nodes, chains = tuple(tuple(node) for node in nodes), tuple(tuple(chain) for chain in chains)
+    if segment_bytes is None:
+        depth, part = max(deepest(nodes, t) for t in (0, 1)), x.nbytes // (2 * len(chains))
+        segment_bytes = tree_chunk_bytes(part, depth, *_settings(comm))
+    _channel_tree(comm, x, op, nodes, chains, segment_bytes)
+
+
+def tree_chunk_bytes(nbytes: int, depth: int, buffer_bytes: int = BUFFER_BYTES, least_bytes: int = 0) -> int:
+    """Return how NCCL cuts a tree's part of so many bytes: smaller, the deeper the tree, so that it fills sooner.
+
+    >>> tree_chunk_bytes(64 << 20, 8) >> 10, tree_chunk_bytes(1 << 20, 8) >> 10
+    (512, 64)
+    """
+    chunk = buffer_bytes // BUFFER_STEPS
+    for levels, least in CHUNKS_A_LEVEL:
+        while chunk > max(least, least_bytes) and nbytes // chunk < levels * depth:
+            chunk //= 2
+    return chunk
+
+
+def _settings(comm: Any) -> tuple[int, int]:
+    """Return the bytes of a channel's buffer and of the least chunk, as the cluster's transport sets them."""
+    spec = getattr(getattr(comm, "cluster", None), "spec", None)
+    transport = getattr(spec, "transport", None)
+    if transport is None:
+        return BUFFER_BYTES, 0
+    return transport.nccl_buffer_bytes, transport.nccl_chunk_bytes
 
 
 @collective("all_reduce", "channel_tree", planned=True)
 def _channel_tree(
-    comm: Peers, x: Any, op: str, nodes: Sequence[Sequence[int]], lanes: int, segment_bytes: int
+    comm: Peers, x: Any, op: str, nodes: Sequence[Sequence[int]], chains: Sequence[Sequence[int]], segment_bytes: int
 ) -> None:
     plain = local_op(op)
-    cut = even_cuts(x.size, 2 * lanes)
+    cut = even_cuts(x.size, 2 * len(chains))
     k = segment_count(cut[1], x.itemsize, segment_bytes)
     trees = []
-    for t in range(2 * lanes):
+    for t in range(2 * len(chains)):
         pieces = [x[a:b] for a, b in segments(cut[t], cut[t + 1], k)]
-        node, depth = tree_place(nodes, comm.rank, t // 2, t % 2)
+        node, depth = tree_place(nodes, comm.rank, chains[t // 2], t % 2)
         trees.append(Tree(comm, pieces, t, node, depth, deepest(nodes, t % 2)))
     for turn in range(k + max(tree.falls_at for tree in trees) if comm.size > 1 else 0):
         for tree in trees:

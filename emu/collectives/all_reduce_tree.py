@@ -62,20 +62,21 @@ class Tree:
     """One of the trees as this rank sees it: its place, and the segments that pass through.
 
     All ranks work in turns, for a rank near the root of one tree is a leaf of the other and cannot run
-    behind or ahead of it. A message has TURNS turns to arrive: of trees of depth D, a rank at depth d adds
-    up segment 0 in turn (D - d)·TURNS and takes its total in turn (D + d)·TURNS.
+    behind or ahead of it. A message has some turns to arrive (None: TURNS): of trees of depth D, a rank at depth d
+    adds up segment 0 in turn (D - d)·turns and takes its total in turn (D + d)·turns.
     """
 
     def __init__(
-        self, comm: Peers, pieces: Sequence[Any], number: int, node: TreeNode, depth: int, deepest: int
-    ):
-        self.comm, self.pieces, self.node = comm, pieces, node
+        self, comm: Peers, pieces: Sequence[Any], number: int, node: TreeNode, depth: int, deepest: int,
+        turns: int | None = None,
+    ):  # fmt: skip
+        self.comm, self.pieces, self.node, self.turns = comm, pieces, node, turns or TURNS
         self.up_tag, self.down_tag = 2 * number, 2 * number + 1
-        self.rises_at, self.falls_at = (deepest - depth) * TURNS, (deepest + depth) * TURNS
+        self.rises_at, self.falls_at = (deepest - depth) * self.turns, (deepest + depth) * self.turns
         self.spare = [[comm.empty_like(pieces[0]) for _ in self.node.children] for _ in range(2)]
         self.arriving: list[list[Any]] = []  # of each segment, posted one segment ahead
         self.rising: deque[tuple[int, Any]] = deque()  # the send to the parent, which posts a turn later
-        self.falling: deque[list[Any]] = deque()  # the sends to the children, which post TURNS later
+        self.falling: deque[list[Any]] = deque()  # the sends to the children, which post so many turns later
         self._post(0)
 
     def up(self, i: int, plain: str) -> None:
@@ -98,7 +99,7 @@ class Tree:
         if self.node.parent is not None:
             self._risen(i)
             self.comm.waitall([self.comm.irecv(self.pieces[i], self.node.parent, self.down_tag)])
-        if len(self.falling) == TURNS:
+        if len(self.falling) == self.turns:
             self.comm.waitall(self.falling.popleft())
         children = self.node.children
         self.falling.append([self.comm.isend(self.pieces[i], child, self.down_tag) for child in children])

@@ -27,7 +27,9 @@ def ring_orders(cluster: Any, group: Sequence[int]) -> tuple[tuple[int, ...], ..
         both = [ring[:1] + ring[:0:-1] for ring in rings] if _direct(cluster, rings) else []
         return tuple(tuple(place[rank] for rank in ring) for ring in (*rings, *both))
     lanes = _lanes(cluster, group, nodes)
-    return tuple(_through(nodes, lane) for lane in range(lanes))
+    cycles = _cycles(cluster, group, nodes[0])
+    nics = _nics(cluster, group, nodes[0])
+    return tuple(_through(nodes, _broken(cycles, lane, i, nics)) for i, lane in enumerate(lanes))
 
 
 def _nodes(cluster: Any, group: Sequence[int]) -> list[list[int]]:
@@ -44,51 +46,83 @@ def _direct(cluster: Any, rings: Sequence[Sequence[int]]) -> bool:
     return all(len(cluster.route(a, b).links) == 1 for a, b in hops) and len(rings[0]) > 2
 
 
-def _lanes(cluster: Any, group: Sequence[int], nodes: Sequence[Sequence[int]]) -> int:
-    """Return how many rings fit: as many as a node has NICs, and GPUs."""
-    if not hasattr(cluster, "nic_of") or len({len(node) for node in nodes}) > 1:
-        return 1
-    nics = len({cluster.nic_of(group[i]) for i in nodes[0]})
-    fit = MOST_MESSAGES // (2 * len(group) ** 2)
-    return max(1, min(nics, len(nodes[0]), fit))
+def _lanes(cluster: Any, group: Sequence[int], nodes: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Return the GPUs, by their places in a node, that rings or trees enter a node at: one a NIC, as many as fit."""
+    if len({len(node) for node in nodes}) > 1:
+        return (0,)
+    own: dict[int, int] = {}
+    for place, nic in enumerate(_nics(cluster, group, nodes[0])):
+        own.setdefault(nic, place)
+    fit = max(1, MOST_MESSAGES // (2 * len(group) ** 2))
+    return tuple(own.values())[:fit]
 
 
-def _through(nodes: Sequence[Sequence[int]], lane: int) -> tuple[int, ...]:
-    """Order the ranks so that nodes are left and entered at GPU `lane` and the one after it, in turns."""
+def _nics(cluster: Any, group: Sequence[int], node: Sequence[int]) -> tuple[int, ...]:
+    """Return the NIC of each GPU of a node; all have the same where the cluster knows none."""
+    return tuple(cluster.nic_of(group[i]) if hasattr(cluster, "nic_of") else 0 for i in node)
+
+
+def _cycles(cluster: Any, group: Sequence[int], node: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Return rings through one node's GPUs, by their places in it: over direct links where it has such."""
+    if not hasattr(cluster, "rings") or len(node) < 3:
+        return (tuple(range(len(node))),)
+    rings = cluster.rings([group[i] for i in node])
+    if not _direct(cluster, rings):
+        return (tuple(range(len(node))),)
+    place = {group[i]: at for at, i in enumerate(node)}
+    return tuple(tuple(place[rank] for rank in ring) for ring in rings)
+
+
+def _broken(
+    cycles: Sequence[Sequence[int]], lane: int, number: int, nics: Sequence[int]
+) -> tuple[int, ...]:
+    """Break a ring at GPU `lane`: it comes first, and last a neighbour, of the same NIC if one has that."""
+    found = []
+    for cycle in (*cycles[number % len(cycles) :], *cycles[: number % len(cycles)]):
+        turned = _rotated(cycle, lane)
+        found += [turned[:1] + turned[:0:-1], turned]
+    return next((path for path in found if nics[path[-1]] == nics[lane]), found[0])
+
+
+def _through(nodes: Sequence[Sequence[int]], path: Sequence[int]) -> tuple[int, ...]:
+    """Order the ranks so that nodes are passed along `path`, places in a node, forwards and backwards in turns."""
     order: list[int] = []
     for number, node in enumerate(nodes):
-        g = len(node)
-        if number % 2 == 0:
-            order += [node[(lane - i) % g] for i in range(g)]
-        else:
-            order += [node[(lane + 1 + i) % g] for i in range(g)]
+        if len(node) != len(path):
+            path = tuple(range(len(node)))
+        order += [node[place] for place in (path if number % 2 == 0 else reversed(path))]
     return tuple(order)
 
 
-def heads(cluster: Any, group: Sequence[int]) -> tuple[tuple[tuple[int, ...], ...], int]:
-    """Return the nodes of a group, as places in it, and how many of a node's GPUs head a pair of trees."""
+def heads(cluster: Any, group: Sequence[int]) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
+    """Return the nodes of a group, as places in it, and the chains that hang from a node's heads of trees.
+
+    A chain lists places in a node, its head first: one for each NIC, or one on a single node.
+    """
     if cluster is None:
-        return (tuple(range(len(group))),), 1
+        return (tuple(range(len(group))),), (tuple(range(len(group))),)
     nodes = _nodes(cluster, group)
-    lanes = 1 if len(nodes) == 1 else _lanes(cluster, group, nodes)
-    return tuple(tuple(node) for node in nodes), lanes
+    lanes = (0,) if len(nodes) == 1 else _lanes(cluster, group, nodes)
+    cycles = _cycles(cluster, group, nodes[0])
+    chains = tuple(_rotated(cycles[i % len(cycles)], lane) for i, lane in enumerate(lanes))
+    return tuple(tuple(node) for node in nodes), chains
 
 
-def tree_place(nodes: Sequence[Sequence[int]], r: int, lane: int, number: int) -> tuple[TreeNode, int]:
-    """Return rank r's place in tree `number` (0 or 1) of a lane, and its depth.
+def tree_place(nodes: Sequence[Sequence[int]], r: int, chain: Sequence[int], number: int) -> tuple[TreeNode, int]:
+    """Return rank r's place in tree `number` (0 or 1) of those that hang from a chain's head, and its depth.
 
-    A binary tree joins the nodes' heads, GPU `lane` of each; from a head a chain runs through the other GPUs of
-    its node. Source: NCCL's trees.
+    A binary tree joins the nodes' heads; from a head the chain runs through the other GPUs of its node.
+    Source: NCCL's trees.
     """
     here = next(i for i, node in enumerate(nodes) if r in node)
-    chain = _chain(nodes[here], lane)
-    at = chain.index(r)
-    below = chain[at + 1 : at + 2]
+    ranks = _along(nodes[here], chain)
+    at = ranks.index(r)
+    below = ranks[at + 1 : at + 2]
     if at > 0:
-        return TreeNode(chain[at - 1], below), _depth(len(nodes), here, number) + at
+        return TreeNode(ranks[at - 1], below), _depth(len(nodes), here, number) + at
     above = binary_tree_node(len(nodes), here, number)
-    children = tuple(_chain(nodes[child], lane)[0] for child in above.children)
-    parent = None if above.parent is None else _chain(nodes[above.parent], lane)[0]
+    children = tuple(_along(nodes[child], chain)[0] for child in above.children)
+    parent = None if above.parent is None else _along(nodes[above.parent], chain)[0]
     return TreeNode(parent, (*children, *below)), _depth(len(nodes), here, number)
 
 
@@ -97,8 +131,16 @@ def deepest(nodes: Sequence[Sequence[int]], number: int) -> int:
     return max(_depth(len(nodes), i, number) + len(node) - 1 for i, node in enumerate(nodes))
 
 
-def _chain(node: Sequence[int], lane: int) -> tuple[int, ...]:
-    return tuple(node[(lane + i) % len(node)] for i in range(len(node)))
+def _along(node: Sequence[int], chain: Sequence[int]) -> tuple[int, ...]:
+    """Return a node's ranks in the order of a chain, or of its own from the same head, if it has another size."""
+    if len(node) != len(chain):
+        chain = _rotated(range(len(node)), chain[0] % len(node))
+    return tuple(node[place] for place in chain)
+
+
+def _rotated(cycle: Sequence[int], first: int) -> tuple[int, ...]:
+    at = list(cycle).index(first)
+    return (*cycle[at:], *cycle[:at])
 
 
 def _depth(m: int, node: int, number: int) -> int:

@@ -10,6 +10,7 @@ from emu.collectives.formulas import two_level_time_s
 from emu.collectives.network import Network, network_of
 from emu.collectives.table import PLACED, TABLE, UNEVEN
 from emu.engine import nccl
+from emu.engine.nccl_graph import graph_of
 from emu.errors import ConfigError
 
 NEIGHBOURLY = ("ring", "segmented_ring", "chain", "naive_ring")  # one flow crosses from node to node
@@ -75,15 +76,16 @@ def as_nccl(collective: str, nbytes: int, cluster: Any, group: Sequence[int]) ->
     """Name the algorithm that NCCL's model takes for a size and the ranks `group` of a cluster."""
     if len(group) < 2:
         return "ring" if collective not in ("broadcast", "reduce") else "chain"
-    family = nccl.choice(nccl.graph_of(cluster, group), collective, nbytes)[0]
+    family = nccl.choice(graph_of(cluster, group), collective, nbytes)[0]
     if family == "tree":
         return "channel_tree"
     if family == "nvls":
         return "in_switch"
-    if collective in ("broadcast", "reduce"):
-        return "chain"
+    if family == "nvls_tree":
+        return "in_switch_tree"
+    shape = "chain" if collective in ("broadcast", "reduce") else "ring"
     straight = ring_orders(cluster, group) == (tuple(range(len(group))),)
-    return "ring" if straight else "channel_ring"
+    return shape if straight else f"channel_{shape}"
 
 
 def _known(what: str, name: str, there: Collection[str], *also: str) -> None:

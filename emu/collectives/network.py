@@ -82,10 +82,15 @@ def _network(sha256: str, group: tuple[int, ...], held: _Held) -> Network:
 
 def reduces_in_switch(cluster: Any, group: Sequence[int]) -> bool:
     """Tell whether all these world ranks hang on one switch that adds."""
-    nodes = {cluster.node_of(rank) for rank in group}
-    if len(nodes) != 1:
-        return False
-    place = nodes.pop()
+    return len({cluster.node_of(rank) for rank in group}) == 1 and reduces_in_switches(cluster, group)
+
+
+def reduces_in_switches(cluster: Any, group: Sequence[int]) -> bool:
+    """Tell whether each of these world ranks hangs on its node's switch, which adds."""
+    return all(_reduces(cluster, node) for node in {cluster.node_of(rank) for rank in group})
+
+
+def _reduces(cluster: Any, place: int) -> bool:
     for spec, count in cluster.spec.groups:
         if place < count:
             return bool(spec.scaleup.reduces)

@@ -33,7 +33,7 @@ from emu.collectives.all_reduce_halving import (
 )
 from emu.collectives.all_reduce_hierarchical import hierarchical_all_reduce
 from emu.collectives.all_reduce_ring import SEGMENT_BYTES, ring_all_reduce, segmented_ring_all_reduce
-from emu.collectives.all_reduce_switch import in_switch_all_reduce
+from emu.collectives.all_reduce_switch import in_switch_all_reduce, in_switch_tree_all_reduce
 from emu.collectives.all_reduce_tree import SEGMENT_BYTES as TREE_SEGMENT_BYTES
 from emu.collectives.all_reduce_tree import double_tree_all_reduce, tree_all_reduce
 from emu.collectives.all_to_all import (
@@ -61,6 +61,7 @@ from emu.collectives.reduce_scatter import (
     recursive_halving_reduce_scatter,
     ring_reduce_scatter,
 )
+from emu.collectives.rooted_channels import channel_chain_broadcast, channel_chain_reduce
 from emu.collectives.scatter import binomial_scatter, binomial_scatter_v, linear_scatter, linear_scatter_v
 
 
@@ -326,7 +327,10 @@ PLACED: dict[str, dict[str, Callable[..., Any]]] = {
     "all_reduce": {
         "channel_ring": channel_ring_all_reduce,
         "channel_tree": channel_tree_all_reduce,
+        "in_switch_tree": in_switch_tree_all_reduce,
     },
+    "broadcast": {"channel_chain": channel_chain_broadcast},
+    "reduce": {"channel_chain": channel_chain_reduce},
     "all_gather": {"channel_ring": channel_ring_all_gather},
     "reduce_scatter": {"channel_ring": channel_ring_reduce_scatter},
 }

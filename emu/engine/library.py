@@ -13,7 +13,7 @@ import numpy as np
 
 from emu.cluster.routing import RouteTable
 from emu.engine import layout as L
-from emu.engine import nccl
+from emu.engine import nccl, nccl_graph
 from emu.engine.profiles import Profile
 from emu.trace import Template
 
@@ -113,7 +113,7 @@ class Library:
     def _nccl(self, name: str, group: tuple[int, ...], nbytes: int) -> Terms:
         if len(group) < 2:
             return self._plain()
-        graph = nccl.graph_of(self.cluster, group)
+        graph = nccl_graph.graph_of(self.cluster, group)
         collective = next((each for each in nccl.COLLECTIVES if name.endswith(each)), "all_gather")
         family = _family(name, collective, graph)
         protocol = _protocol(graph, collective, family, nbytes)
@@ -123,40 +123,52 @@ class Library:
 def _family(name: str, collective: str, graph: nccl.Graph) -> str:
     """Return the algorithm of NCCL's tables that a collective's steps cost as: of trees, of the switch, or of rings."""
     if name.startswith("in_switch"):
-        return "nvls"
+        return "nvls_tree" if "tree" in name else "nvls"
     return "tree" if "tree" in name and collective == "all_reduce" and graph.ranks > 2 else "ring"
 
 
 def _protocol(graph: nccl.Graph, collective: str, family: str, nbytes: int) -> str:
-    if family == "nvls":
+    if family.startswith("nvls"):
         return "Simple"
-    return min(nccl.PROTOCOLS, key=lambda each: nccl.predicted_us(graph, collective, family, each, nbytes))
+    return min(graph.protocols, key=lambda each: nccl.predicted_us(graph, collective, family, each, nbytes))
 
 
 def terms_of(cluster: Any, graph: nccl.Graph, family: str, protocol: str, nbytes: int, launch_s: float) -> Terms:
     """Return what NCCL's constants make of a call by an algorithm and a protocol."""
-    k, generation = nccl.PROTOCOLS.index(protocol), graph.generation
-    row = min(graph.nodes, 3) - 1
-    channels = generation.nvls_channels if family == "nvls" else graph.channels
+    k, row = nccl.PROTOCOLS.index(protocol), min(graph.nodes, 3) - 1
+    if family.startswith("nvls"):
+        return _in_switch(cluster, graph, family, nbytes, launch_s)
     wire = (1 / nccl.LL_FRACTION, 1 / nccl.LL128_FRACTION, 1.0)[k]
     cap = graph.ll_max() * 1e9 if k == 0 else math.inf
     steps = {}
     for kind in ("nvlink", "pcie", "net"):
-        latency_s = 0.0 if family == "nvls" else nccl.STEP_US[kind, family][k] * 1e-6
         more = _slack(cluster, kind)
-        if family == "nvls":
-            more /= generation.nvls_fraction
         if family == "tree" and k > 0 and kind != "net":
             more /= nccl.TREE_FRACTION
-        steps[kind] = Step(latency_s, wire * more, cap)
-    base_us = nccl.NVLS_US if family == "nvls" else nccl.BASE_US[family][k]
-    drain = channels * generation.tree_channel[row] * 1e9 if family == "ring" else math.inf
-    fill_s = 0.0
+        steps[kind] = Step(nccl.STEP_US[kind, family][k] * 1e-6, wire * more, cap)
+    drain = graph.kernels * graph.generation.tree_channel[row] * 1e9 if family == "ring" else math.inf
+    sockets = max(1, graph.kernels // graph.nics)
+    launch_s += nccl.BASE_US[family][k] * 1e-6
+    return Terms(launch_s, steps, graph.kernels * graph.buffer_bytes, drain, sockets=sockets)
+
+
+def _in_switch(cluster: Any, graph: nccl.Graph, family: str, nbytes: int, launch_s: float) -> Terms:
+    """Return the terms of sums in the switch: what NCCL reaches of a port, and the time until the pipeline is full.
+
+    Between nodes NCCL bounds what a head of trees passes on; ports then carry that much less.
+    """
+    generation = graph.generation
+    port = graph.channels * graph.inside_gb_per_s * generation.nvls_fraction  # GB/s of result and of one part of it
+    more = _slack(cluster, "nvlink") / generation.nvls_fraction
+    net = Step(nccl.NVLS_TREE_NET_US * 1e-6, _slack(cluster, "net"))
+    channels, fill_s = 2 * graph.heads, 0.0
     if family == "nvls":  # the first segment goes up before anything comes down
-        first = min(nbytes, channels * nccl.NVLS_CHUNK_BYTES * graph.ranks)
-        fill_s = first / (graph.bus("nvls") * generation.nvls_fraction * 1e9)
-    sockets = max(1, channels // graph.nics)
-    return Terms(launch_s + base_us * 1e-6, steps, channels * nccl.BUFFER_BYTES, drain, fill_s, sockets)
+        channels = generation.nvls_channels
+        fill_s = min(nbytes, channels * nccl.NVLS_CHUNK_BYTES * graph.ranks) / (port * 1e9)
+    else:
+        more *= max(1.0, port / ((1 + 1 / graph.heads) * graph.nvls_tree_gb_per_s))
+    steps = {"nvlink": Step(0.0, more), "pcie": Step(0.0, _slack(cluster, "pcie")), "net": net}
+    return Terms(launch_s + nccl.NVLS_US * 1e-6, steps, channels * graph.buffer_bytes, math.inf, fill_s)
 
 
 def _slack(cluster: Any, kind: str) -> float:
@@ -165,10 +177,10 @@ def _slack(cluster: Any, kind: str) -> float:
         return 1.0
     spec = cluster.node(0).spec
     if kind == "net":
-        return max(1.0, cluster.spec.transport.efficiency / nccl.NET_FRACTION)
+        return max(1.0, cluster.spec.transport.efficiency / nccl_graph.NET_FRACTION)
     if kind == "pcie":
         rate = spec.pcie.link.rate(16)
-        return max(1.0, rate / nccl.PCIE_BYTES_PER_S.get(spec.pcie.link.name, rate))
+        return max(1.0, rate / nccl_graph.PCIE_BYTES_PER_S.get(spec.pcie.link.name, rate))
     link = spec.scaleup.link
-    return 1.0 if link is None else max(1.0, link.rate(1) / nccl.KERNEL_BYTES_PER_S.get(link.name, link.rate(1)))
+    return 1.0 if link is None else max(1.0, link.rate(1) / nccl_graph.KERNEL_BYTES_PER_S.get(link.name, link.rate(1)))
 

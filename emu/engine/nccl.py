@@ -1,19 +1,16 @@
-"""NCCL's own model of what an all-reduce costs, and the choice of algorithm and protocol that it makes by it.
+"""NCCL's own model of what a collective costs, and the choice of algorithm and protocol that it makes by it.
 
-time = latency + bytes / bandwidth, for each algorithm (ring, tree, nvls) and protocol (LL, LL128, Simple); the
-least wins. The constants are NCCL's published ones, in microseconds and GB/s as there, protocols in that order.
-Which numbers describe a cluster is `graph_of`'s business.
+time = latency + bytes / bandwidth, for each algorithm (ring, tree, nvls, nvls_tree) and protocol (LL, LL128, Simple);
+the least wins. The constants are NCCL's published ones, in microseconds and GB/s as there, protocols in that order.
+Which numbers describe a cluster is the business of `nccl_graph`.
 
 Source: NVIDIA/nccl, src/graph/tuning.cc and topo.h (2026-06).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
 
 PROTOCOLS = ("LL", "LL128", "Simple")
-ALGORITHMS = ("ring", "tree", "nvls")
+ALGORITHMS = ("ring", "tree", "nvls", "nvls_tree")
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 
 Three = tuple[float, float, float]
@@ -24,16 +21,9 @@ STEP_US = {
     ("pcie", "ring"): (1.0, 2.5, 5.7), ("pcie", "tree"): (1.0, 1.9, 4.0),
     ("net", "ring"): (2.7, 4.0, 14.0), ("net", "tree"): (5.0, 8.5, 14.0),
 }  # fmt: skip
-NVLS_US, NVLS_NET_US = 25.0, 18.0
+NVLS_US, NVLS_TREE_NET_US = 25.0, 20.9
 NET_OVERHEAD_US = {"intel": 1.0, "amd": 2.0}
-LINK_BYTES_PER_S = {  # of one NVLink, as the search of rings takes it
-    "nvlink1": 18e9, "nvlink2": 20e9, "nvlink3": 20e9, "nvlink4": 20.6e9, "nvlink5": 40.1e9, "nvlink3-bridge": 12e9,
-}  # fmt: skip
-KERNEL_BYTES_PER_S = {**LINK_BYTES_PER_S, "nvlink2": 21.7e9}  # what NCCL's kernels move; MSCCL's fit of NVLink 2
-PCIE_BYTES_PER_S = {"pcie1": 3e9, "pcie2": 6e9, "pcie3": 12e9, "pcie4": 24e9, "pcie5": 48e9, "pcie6": 96e9}  # x16
-NET_FRACTION = 0.96  # 12 GB/s of a line of 100 Gb/s
 LL128_FRACTION, LL_FRACTION, TREE_FRACTION = 0.92, 0.5, 0.92
-BUFFER_BYTES = 4 << 20
 NVLS_CHUNK_BYTES = 128 << 10  # of a channel and GPU; from memory
 
 # By the size's power of two from 64 bytes on: what a tree's pipeline reaches of its bandwidth.
@@ -48,30 +38,59 @@ TREE_CORRECTION = (
 class Generation:
     """What NCCL takes from the GPU's generation; GB/s, for one, two and more nodes where there are three.
 
-    `channels` and `nvls_channels` are how many it opens beside NVSwitch, from memory of its logs.
+    `speeds` are what its search of channels tries, within a node and between nodes. `nvls_channels` is how many it
+    opens beside one NVSwitch, from memory of its logs. `tree_share` is what a tree is worth whose head has both
+    the parent and the children on its NIC.
     """
 
-    channels: int
+    speeds: tuple[tuple[float, ...], tuple[float, ...]]
     ll_max: Three
     tree_channel: Three
     tree_channel_ll128: Three
     ring_channel_ll128: float
     nvls_fraction: float = 0.0
     nvls_channels: int = 0
+    nvls_tree_channel: Three = (0.0, 0.0, 0.0)
+    tree_share: float = 1.0
     late_factor: float = 1.4  # of a large multi-node ring's latency
 
 
+_SLOW = (2.4, 1.2, 0.24, 0.12)
+_SPEEDS = (
+    (40, 30, 20, 18, 15, 12, 10, 9, 7, 6, 5, 4, 3),
+    (48, 30, 28, 24, 20, 18, 15, 12, 10, 9, 7, 6, 5, 4, 3, *_SLOW),
+)
+_SPEEDS_HOPPER = (
+    (60, 50, 40, 30, 24, 20, 15, 12, 11, 6, 3),
+    (48, 45, 42, 40, 30, 24, 22, 20, 17.5, 15, 12, 6, 3, *_SLOW),
+)
+_SPEEDS_BLACKWELL = (
+    (90, 80, 70, 60, 50, 45, 40, 30, 24, 20, 19, 18, 12, 6, 3),
+    (96, 80, 48, 45.1, 42, 40, 30, 24, 22, 20, 17.5, 15, 12, 6, 3, *_SLOW),
+)
+
 GENERATIONS = {
-    "volta": Generation(12, (39.0, 39.0, 20.4), (26.5, 18.5, 10.0), (20.0, 20.0, 20.0), 20.0, late_factor=1.9),
-    "ampere": Generation(24, (87.7, 22.5, 19.0), (24.0, 23.6, 17.8), (20.0, 20.0, 20.0), 20.0),
-    "hopper": Generation(24, (141.0, 45.0, 35.0), (38.7, 41.4, 36.0), (36.7, 36.7, 29.0), 36.7, 0.85, 16),
-    "blackwell": Generation(32, (282.0, 90.0, 70.0), (70.0, 42.8, 24.0), (55.6, 31.67, 20.0), 40.0, 0.74, 32),
-}
+    "volta": Generation(
+        _SPEEDS, (39.0, 39.0, 20.4), (26.5, 18.5, 10.0), (20.0, 20.0, 20.0), 20.0, late_factor=1.9
+    ),
+    "ampere": Generation(_SPEEDS, (87.7, 22.5, 19.0), (24.0, 23.6, 17.8), (20.0, 20.0, 20.0), 20.0),
+    "hopper": Generation(
+        _SPEEDS_HOPPER, (141.0, 45.0, 35.0), (38.7, 41.4, 36.0), (36.7, 36.7, 29.0), 36.7, 0.85, 16,
+        (0.0, 57.7, 45.5), 0.85,
+    ),
+    "blackwell": Generation(
+        _SPEEDS_BLACKWELL, (282.0, 90.0, 70.0), (70.0, 42.8, 24.0), (55.6, 31.67, 20.0), 40.0, 0.74, 32,
+        (0.0, 96.0, 80.0), 0.85,
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Graph:
-    """The machine as NCCL's model sees it. Bandwidths are a channel's, in GB/s."""
+    """The machine as NCCL's model sees it: what its search found. Bandwidths are a channel's, in GB/s.
+
+    `algorithms` and `protocols` are those that it may use.
+    """
 
     nodes: int
     local: int  # ranks a node
@@ -84,14 +103,38 @@ class Graph:
     reduces: bool = False
     ll128: bool = True  # whether 128 bytes stay together on every way, as that protocol needs
     nics: int = 1  # that a node's ranks use
+    alike: bool = True  # every channel passes the GPUs in the same order
+    tree_share: float = 1.0
+    algorithms: tuple[str, ...] = ALGORITHMS
+    protocols: tuple[str, ...] = PROTOCOLS
+    buffer_bytes: int = 4 << 20  # of a channel
 
     @property
     def ranks(self) -> int:
         return self.nodes * self.local
 
     @property
+    def kernels(self) -> int:
+        """Channels that run: two for each that the search finds."""
+        return min(64, 2 * self.channels)
+
+    @property
     def _row(self) -> int:
         return min(self.nodes, 3) - 1
+
+    @property
+    def heads(self) -> int:
+        """GPUs of a node that head trees between nodes: one a NIC."""
+        return min(self.nics, self.local)
+
+    @property
+    def nvls_tree_gb_per_s(self) -> float:
+        """What goes through the switch's sums and the trees between nodes, in bytes of the result."""
+        heads, generation = self.heads, self.generation
+        inside = 2 * self.channels * self.inside_gb_per_s / heads * generation.nvls_fraction * (heads - 1) / heads
+        between = self.channels * self.between_gb_per_s / heads * (2 if self.nodes == 2 else 1)
+        bus = heads * min(inside, between, generation.nvls_tree_channel[self._row])
+        return bus * self.ranks / (2 * (self.ranks - 1))
 
     def ll_max(self) -> float:
         """GB/s that LL reaches at most; between nodes the host's CPU bounds it."""
@@ -118,8 +161,10 @@ def steps(collective: str, p: int) -> int:
 
 def predicted_us(graph: Graph, collective: str, algorithm: str, protocol: str, nbytes: int) -> float:
     """Return NCCL's own estimate of a collective's time; infinite for what it can't do."""
-    if algorithm == "nvls":
-        return _nvls_us(graph, collective, protocol, nbytes)
+    if algorithm.startswith("nvls"):
+        estimate = _nvls_us if algorithm == "nvls" else _nvls_tree_us
+        able = graph.reduces and protocol == "Simple" and collective == "all_reduce"
+        return estimate(graph, nbytes) if able else float("inf")
     if algorithm == "tree" and (collective != "all_reduce" or graph.ranks < 3):
         return float("inf")
     if graph.ranks < 2:
@@ -130,16 +175,15 @@ def predicted_us(graph: Graph, collective: str, algorithm: str, protocol: str, n
     latency = _ring_us(graph, collective, k) if algorithm == "ring" else _tree_us(graph, k)
     rate = _ring_rate(graph, collective, k) if algorithm == "ring" else _tree_rate(graph, k, nbytes)
     if algorithm == "ring" and k == 2 and graph.nodes > 1 and collective == "all_reduce":
-        if nbytes / (graph.channels * graph.ranks) >= 64:
+        if nbytes / (graph.kernels * graph.ranks) >= 64:
             latency *= graph.generation.late_factor
     return latency + nbytes / (1000 * rate)
 
 
-def choice(
-    graph: Graph, collective: str, nbytes: int, algorithms: Sequence[str] = ALGORITHMS
-) -> tuple[str, str, float]:
+def choice(graph: Graph, collective: str, nbytes: int) -> tuple[str, str, float]:
     """Return the algorithm and the protocol that NCCL's model calls fastest, and its estimate in microseconds."""
-    times = [(predicted_us(graph, collective, a, p, nbytes), a, p) for a in algorithms for p in PROTOCOLS]
+    ways = [(a, p) for a in graph.algorithms for p in graph.protocols]
+    times = [(predicted_us(graph, collective, a, p, nbytes), a, p) for a, p in ways]
     time_us, algorithm, protocol = min(times, key=lambda each: each[0])
     return algorithm, protocol, time_us
 
@@ -147,10 +191,20 @@ def choice(
 def _ring_us(graph: Graph, collective: str, k: int) -> float:
     inside = STEP_US[graph.inside, "ring"][k]
     between = STEP_US["net", "tree" if graph.local == 1 else "ring"][k]
+    if collective in ("broadcast", "reduce"):
+        return BASE_US["ring"][k] + _chain_us(graph, k)
     if graph.nodes > 1:
         inside = max(inside, NET_OVERHEAD_US[graph.cpu] * (3 if k == 2 else 1))
     crossings = 0 if graph.nodes == 1 else (2 if collective == "all_reduce" else 1) * (graph.nodes - 1)
     return BASE_US["ring"][k] + (steps(collective, graph.ranks) - crossings) * inside + crossings * between
+
+
+def _chain_us(graph: Graph, k: int) -> float:
+    """Return the latency of a chain along a ring: a step's where all channels are alike, else that of all steps."""
+    way = graph.inside if graph.nodes == 1 else "net"
+    if graph.alike:
+        return STEP_US[way, "ring"][k]
+    return graph.ranks * STEP_US[way, "tree" if k == 2 else "ring"][k]
 
 
 def _tree_us(graph: Graph, k: int) -> float:
@@ -175,90 +229,22 @@ def _tree_rate(graph: Graph, k: int, nbytes: int) -> float:
     elif k == 1:
         share = 7 / 9 if graph.nodes == 1 else 120 / 128
         bus = min(bus * share, graph.channels * generation.tree_channel_ll128[row])
+    bus *= graph.tree_share
     power = (nbytes >> 6).bit_length() - 1
     return bus * 0.5 * (TREE_CORRECTION[k][power] if 0 <= power < 24 else 1.0)
 
 
-def _nvls_us(graph: Graph, collective: str, protocol: str, nbytes: int) -> float:
+def _nvls_us(graph: Graph, nbytes: int) -> float:
     """Each GPU sends n + 1 parts of n, in place of a ring's 2(n - 1): the switch adds and copies."""
-    generation = graph.generation
-    if not graph.reduces or protocol != "Simple" or collective != "all_reduce" or graph.nodes > 1 or graph.ranks < 3:
+    if graph.nodes > 1 or graph.ranks < 3:
         return float("inf")
-    channels = generation.nvls_channels
-    bus = graph.channels * graph.inside_gb_per_s * generation.nvls_fraction * (channels - 1) / channels
+    channels = graph.generation.nvls_channels
+    bus = graph.channels * graph.inside_gb_per_s * graph.generation.nvls_fraction * (channels - 1) / channels
     return NVLS_US + (1 + 1 / graph.ranks) * nbytes / (1000 * bus)
 
 
-def graph_of(cluster: Any, group: Sequence[int]) -> Graph:
-    """Describe the ranks `group` of a cluster as NCCL's model sees them."""
-    return _graph(cluster, tuple(group))
-
-
-@lru_cache(maxsize=256)
-def _graph(cluster: Any, group: tuple[int, ...]) -> Graph:
-    members: dict[int, list[int]] = {}
-    for rank in group:
-        members.setdefault(cluster.node_of(rank), []).append(rank)
-    local = max(len(ranks) for ranks in members.values())
-    if not hasattr(cluster, "node"):
-        rates = _plain_rates(cluster, members)
-        return Graph(len(members), local, GENERATIONS["ampere"], 1, *rates, "pcie", ll128=False)
-    node = cluster.node(next(iter(members)))
-    spec = node.spec
-    generation = generation_of(cluster.gpu(group[0]))
-    total, inside = _inside(cluster, spec, list(members.values()))
-    channels = generation.channels if inside == "nvlink" else 2
-    between, nics = 0.0, 1
-    if len(members) > 1:
-        nics = len({cluster.nic_of(rank) for rank in next(iter(members.values()))})
-        line = spec.nic.link.rate(spec.nic.link.lanes)
-        between = nics * NET_FRACTION * min(line * cluster.spec.transport.efficiency, line) / channels / 1e9
-    cpu = "amd" if spec.cpu.name.startswith("epyc") else "intel"
-    reduces = spec.scaleup.reduces and generation.nvls_channels > 0
-    rate, ll128 = total / channels / 1e9, _keeps_order(cluster, members, local == 1 or inside == "nvlink")
-    return Graph(len(members), local, generation, channels, rate, between, inside, cpu, reduces, ll128, nics)
-
-
-def _keeps_order(cluster: Any, members: dict[int, list[int]], inside: bool) -> bool:
-    """Whether LL128's 128 bytes arrive as they left: by NVLink from Volta on, by NICs under the GPU's own switch."""
-    number, ranks = next(iter(members.items()))
-    node = cluster.node(number)
-    if not inside or cluster.gpu(ranks[0]).scaleup == "nvlink1":
-        return False
-    if len(members) == 1:
-        return True
-    own = [(f"gpu{cluster.local_rank(rank)}", f"nic{cluster.nic_of(rank)}") for rank in ranks]
-    return not node.transport.staged and all(node.meet(gpu, nic) is not None for gpu, nic in own)
-
-
-def _plain_rates(cluster: Any, members: dict[int, list[int]]) -> tuple[float, float]:
-    ranks = [rank for node in members.values() for rank in node]
-    route = cluster.route(ranks[0], ranks[-1])
-    rate = min([route.cap_bytes_per_s, *(cluster.links[i].bandwidth_bytes_per_s for i in route.links)]) / 1e9
-    return rate, rate
-
-
-def _inside(cluster: Any, spec: Any, nodes: list[list[int]]) -> tuple[float, str]:
-    """Return the rate at which a GPU sends to its neighbours within the node, and by what."""
-    scaleup = spec.scaleup
-    ranks = max(nodes, key=len)
-    if scaleup.link is not None and scaleup.kind in ("switch", "mesh", "all"):
-        a_link = LINK_BYTES_PER_S.get(scaleup.link.name, 0.8 * scaleup.link.bandwidth_bytes_per_s)
-        if scaleup.kind == "switch":
-            return a_link * scaleup.links, "nvlink"
-        rings = cluster.rings(ranks)
-        order = rings[0] + rings[0][:1]
-        local = [cluster.local_rank(rank) for rank in order]
-        node = cluster.node(cluster.node_of(ranks[0]))
-        if all(node.has_nvlink(a, b) for a, b in zip(local, local[1:], strict=False)):
-            return a_link * 2 * len(rings), "nvlink"
-    name = spec.pcie.link.name
-    return PCIE_BYTES_PER_S.get(name, 0.76 * spec.pcie.link.rate(16)), "pcie"
-
-
-def generation_of(gpu: Any) -> Generation:
-    """Return the generation that a GPU counts as in NCCL's tables; older ones count as Volta."""
-    by_link = {"nvlink1": "volta", "nvlink2": "volta", "nvlink3": "ampere", "nvlink4": "hopper", "nvlink5": "blackwell"}
-    if gpu.scaleup in by_link:
-        return GENERATIONS[by_link[gpu.scaleup]]
-    return GENERATIONS["volta" if gpu.pcie in ("pcie1", "pcie2", "pcie3") else "ampere"]
+def _nvls_tree_us(graph: Graph, nbytes: int) -> float:
+    if graph.nodes < 2 or graph.local < 2 or graph.heads < 2:
+        return float("inf")
+    latency = NVLS_US + 2 * (graph.nodes.bit_length() - 1) * NVLS_TREE_NET_US
+    return latency + nbytes / (1000 * graph.nvls_tree_gb_per_s)
