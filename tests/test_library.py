@@ -64,8 +64,10 @@ def test_gloo_hands_each_call_to_a_worker():
 
 
 @pytest.mark.parametrize(
-    "kind, algorithm", [("dgx-a100:2", "channel_tree"), ("hgx-h200", "in_switch"), ("dgx-a100", "ring")]
-)
+    "kind, algorithm",
+    [("dgx-a100:2", "channel_ring"), ("hgx-h200", "in_switch"), ("dgx-a100", "ring"), ("dgx-h100:2", "in_switch_tree"),
+     ("a3-mega:2", "channel_tree")],
+)  # fmt: skip
 def test_auto_takes_what_nccl_takes(kind, algorithm):
     cluster = load_cluster(kind)
     decisions = {}
@@ -111,3 +113,30 @@ def test_each_channel_has_a_tcp_connection_and_a_core_of_its_own():
     one_s = timed(cluster, 2, nbytes, "ring", "mpi").end_s
     assert timed(cluster, 2, nbytes, "ring").end_s < 0.6 * one_s
     assert nbytes / timed(cluster, 2, nbytes, "ring").end_s < 12.5e9
+
+
+def test_broadcast_and_reduce_take_the_rings_of_the_links():
+    cluster = load_cluster("dgx-1")
+    decisions = {}
+
+    def main(comm):
+        comm.cluster, comm.profile, comm.decisions = cluster, "nccl", decisions
+        find("broadcast", "auto")(comm, comm.empty(MIB, "float32"))
+        find("reduce", "auto")(comm, comm.empty(MIB, "float32"))
+
+    run_dry(main, 8)
+    assert list(decisions.values()) == ["channel_chain"] * 2
+
+
+@pytest.mark.parametrize("heads, nodes", [(8, 2), (8, 4)])
+def test_switches_and_trees_carry_what_nccl_bounds_them_to(heads, nodes):
+    cluster, nbytes, p = load_cluster(f"dgx-h100:{nodes}"), 4096 * MIB, 8 * nodes
+    bound = heads * {2: 57.7e9, 4: 45.5e9}[nodes]  # GB/s of bus bandwidth, less than links and NICs would carry
+    busbw = nbytes / timed(cluster, p, nbytes, "auto").end_s * 2 * (p - 1) / p
+    assert 0.95 * bound < busbw < bound
+
+
+def test_a_narrow_nic_bounds_the_trees_between_switches():
+    cluster, nbytes = load_cluster("dgx-h100:2", {"nic.bandwidth": "100 Gb/s"}), 1024 * MIB
+    took_s = timed(cluster, 16, nbytes, "in_switch_tree").end_s
+    assert 0.9 * 8 * 12e9 < nbytes / took_s < 8 * 12e9

@@ -4,7 +4,7 @@ import pytest
 
 from emu.cluster import load_cluster
 from emu.engine.nccl import GENERATIONS, PROTOCOLS, Graph, choice, predicted_us
-from emu.engine.nccl_graph import graph_of
+from emu.engine.nccl_graph import graph_of, search
 
 ONE = Graph(1, 8, GENERATIONS["hopper"], 16, 20.0)
 FOUR = Graph(4, 8, GENERATIONS["hopper"], 16, 20.0, 20.0)
@@ -66,3 +66,50 @@ def test_ll128_is_for_nvlink_from_volta_on_and_nics_under_the_gpu_s_switch(clust
     graph = graph_of(loaded, range(gpus))
     assert graph.ll128 == there
     assert (predicted_us(graph, "all_reduce", "ring", "LL128", 1 << 20) < float("inf")) == there
+
+
+@pytest.mark.parametrize(
+    "generation, inside, nic, nics, found",
+    [
+        ("ampere", 240.0, 0.0, 1, (12, 20.0)),  # as A100's logs say
+        ("hopper", 370.8, 0.0, 1, (12, 30.0)),  # as H100's logs say
+        ("blackwell", 721.8, 0.0, 1, (16, 45.0)),
+        ("ampere", 240.0, 25.0, 8, (8, 24.0)),
+        ("ampere", 240.0, 12.5, 16, (16, 12.0)),
+        ("hopper", 370.8, 50.0, 8, (8, 45.0)),
+        ("ampere", 24.0, 12.5, 1, (1, 12.0)),
+        ("volta", 12.0, 0.1, 1, (1, 0.1)),
+    ],
+)
+def test_the_search_finds_the_channels_that_carry_most(generation, inside, nic, nics, found):
+    assert search(GENERATIONS[generation], inside, nic, nics) == pytest.approx(found, rel=0.25 if nic == 0.1 else 0)
+
+
+@pytest.mark.parametrize(
+    "cluster, nbytes, algorithm",
+    [
+        ("dgx-a100:2", 1 << 20, "tree"),
+        ("dgx-a100:2", 1 << 30, "ring"),  # a channel's part of a tree is bounded, and there are 8 channels
+        ("dgx-h100:2", 1 << 10, "tree"),
+        ("dgx-h100:2", 1 << 28, "nvls_tree"),
+        ("dgx-h100:4", 1 << 33, "nvls_tree"),
+        ("b200:2", 1 << 30, "nvls_tree"),
+        ("a3-mega:2", 1 << 30, "tree"),  # its transport's settings leave rings and trees
+    ],
+)
+def test_between_nodes_nccl_takes(cluster, nbytes, algorithm):
+    loaded = load_cluster(cluster)
+    assert choice(graph_of(loaded, range(loaded.size)), "all_reduce", nbytes)[0] == algorithm
+
+
+def test_a_cluster_can_leave_some_algorithms_and_protocols_alone():
+    left = {"transport.nccl_algorithms": "ring", "transport.nccl_protocols": "LL, Simple"}
+    graph = graph_of(load_cluster("dgx-a100:2", left), range(16))
+    assert choice(graph, "all_reduce", 1 << 10)[:2] == ("ring", "LL")
+    assert choice(graph, "all_reduce", 1 << 30)[:2] == ("ring", "Simple")
+
+
+def test_a_broadcast_pays_a_step_where_channels_are_alike_and_all_steps_on_a_mesh():
+    alike, mesh = (graph_of(load_cluster(name), range(8)) for name in ("dgx-a100", "dgx-1"))
+    assert predicted_us(alike, "broadcast", "ring", "LL", 8) == pytest.approx(7.2, abs=0.01)
+    assert predicted_us(mesh, "broadcast", "ring", "LL", 8) == pytest.approx(6.6 + 8 * 0.6, abs=0.01)

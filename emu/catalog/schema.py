@@ -78,7 +78,7 @@ def choices(*options: str) -> Parser:
     def read(value: Any, where: str) -> tuple[str, ...]:
         items = texts(value.split(",") if isinstance(value, str) else value, where)
         if not items:
-            raise ConfigError(f"{where}: must name one at least of {', '.join(options)}, got none; leave it out for all")
+            raise ConfigError(f"{where}: must name one at least of {', '.join(options)}, got none; leave the key out")
         return tuple(read_one(item.strip(), where) for item in items)
 
     return read
