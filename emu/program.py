@@ -182,13 +182,13 @@ def mpi_gpu(world: MpiWorld, cluster: Cluster, device: str = "numpy", profile: s
 
 
 def mpi_trace(
-    world: MpiWorld, gpu: Gpu, cluster: Cluster, program: Mapping[str, Any] | None = None
-) -> Trace | None:
+    world: MpiWorld, gpu: Gpu, cluster: Cluster, program: Mapping[str, Any] | None = None,
+    marks: Mapping[str, str] | None = None,
+) -> Trace | None:  # fmt: skip
     """Bring all ranks' logs together: the trace on rank 0, None elsewhere."""
     logs = world.gather_logs(bytes(gpu.comm.log.data), gpu.comm.log.tables)
     if logs is None:
         return None
-    marks = {name: text for _, tables in logs for name, text in tables.marks.items()}
     return merge(logs, _header(cluster, gpu.decisions, program, marks))
 
 
@@ -205,19 +205,38 @@ def _run_mpi(
         cluster = _cluster(spec, settings, world.size)
         wall = wall_gpu(world, cluster, pace, device, profile) if pace is not None else None
         gpu = wall.gpu if wall is not None else mpi_gpu(world, cluster, device, profile)
-        if wall is None:
-            clock = _MpiClock(world, gpu, cluster, profile)
-            gpu._host = lambda gpu: clock.time_s()
         watch(world, gpu.comm.log)
-        result = main(gpu)
-        lateness = wall.end() if wall is not None else None
-        trace = world.tell(mpi_trace(world, gpu, cluster))
+        marks: dict[str, str] = {}
+        lateness = None
+        if wall is None:
+            result, marks = _ask_along(main, world, gpu, cluster, profile)
+        else:
+            result = main(gpu)
+            lateness = wall.end()
+        trace = world.tell(mpi_trace(world, gpu, cluster, marks=marks))
     except BaseException as error:
         end_job(world, error)
         raise
     finally:
         world.watch.stop()
     return Run([result], trace, cluster, profile, (gpu.memory,), lateness)
+
+
+def _ask_along(
+    main: Callable[[Gpu], Any], world: MpiWorld, gpu: Gpu, cluster: Cluster, profile: str
+) -> tuple[Any, dict[str, str]]:
+    """Run main(gpu) beside an engine that answers its questions; return its result and the trace's marks."""
+    from emu.comm.mpi_sequencer import seat_at
+
+    seat = seat_at(gpu.comm, world.watch, world.control(), cluster, profile)
+    clock = _MpiClock(world, gpu, cluster, profile)
+    gpu._host = lambda gpu: clock.time_s()
+    seat.start()
+    result = main(gpu)
+    seat.finish()
+    asked = world.tell(any(world.gather(seat.asked) or ()))
+    seat.stop()
+    return result, {"order": cluster.name} if asked else {}
 
 
 def wall_gpu(world: MpiWorld, cluster: Cluster, pace: Pace, device: str = "numpy", profile: str = "ideal") -> Wall:

@@ -129,17 +129,6 @@ def test_probing_finds_and_takes_messages(comm):
     comm.waitall(sent)
 
 
-def test_what_came_first_on_this_host_is_marked_as_that(comm):
-    x = np.zeros(1)
-    if comm.rank == 0:
-        for _ in range(1, comm.size):
-            comm.recv(x)
-    else:
-        comm.send(x, 0)
-    marked = "order" in comm.log.tables.marks
-    assert marked == (comm.rank == 0 and comm.size > 1)
-
-
 def test_many_collectives_and_communicators_stay_apart_and_leave_nothing_behind(comm):
     from emu.collectives import ring_all_reduce as all_reduce
 

@@ -1,4 +1,8 @@
-"""Questions of time and order, answered by an engine beside the program (in one process)."""
+"""Questions of time and order, answered by an engine beside the program."""
+
+import json
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -219,3 +223,13 @@ def test_without_a_cluster_there_is_no_time():
 
     with pytest.raises(ConfigError, match="a run with a cluster is expected"):
         run_local(lambda comm: comm.now_s(), 1)
+
+
+@pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
+def test_processes_are_told_what_coroutines_are_told_bit_for_bit(run_job, mpi):
+    program = str(Path(__file__).parent / "asking_program.py")
+    local = run_job([sys.executable, program, "local", "4"])
+    over_mpi = run_job(["python", program, "mpi"], 4, mpi)
+    assert local.returncode == over_mpi.returncode == 0, local.output + over_mpi.output
+    told = [json.loads(ended.stdout.strip().splitlines()[-1]) for ended in (local, over_mpi)]
+    assert told[0] == told[1] and told[0][1] == {"order": "tcp-10g"}

@@ -72,10 +72,6 @@ class HostAnswers:
 class Beside(Protocol):
     """The engine beside a program, as one rank sees it."""
 
-    @property
-    def asked_before(self) -> bool:
-        """Whether any rank has asked: before that, ranks that meet need not agree on the time."""
-
     def ask(self, question: Any, told: Callable[[], str]) -> Any:
         """Suspend the rank until the engine has the answer."""
 
@@ -92,10 +88,15 @@ class EngineAnswers:
 
     def __init__(self, engine: Beside) -> None:
         self.engine = engine
-        self.ask = engine.ask
+        self.asked = False  # by this rank, or one that it has met since: before that, ranks that meet need no time
         self._polls = 0  # in a row, without anything recorded between
         self._polling_since_s = 0.0
         self._log_at = -1
+
+    def ask(self, question: Any, told: Callable[[], str]) -> Any:
+        """Return the engine's answer; told() says what the rank waits for."""
+        self.asked = True
+        return self.engine.ask(question, told)
 
     def now_s(self, comm: Comm) -> float:
         """Return the time; a program that does nothing but ask is moved on."""
@@ -142,14 +143,14 @@ class EngineAnswers:
         return comm.wire.probe(comm.group.index(answer.sources[0]), answer.tags[0], block=True, take=take)
 
     def meet(self, comm: Comm, value: Any, work: Callable[[list[Any]], Any] = list) -> Any:
-        """Exchange values; all go on from the time at which the last one came."""
-        if not self.engine.asked_before:
-            return comm.wire.exchange(value, work)
-        time_s = self.ask(self._question(comm), lambda: "the time").time_s
-        told = comm.wire.exchange((time_s, value))
-        latest_s = max(each for each, _ in told)
-        if latest_s > time_s:
-            comm.log.reach(latest_s)
+        """Exchange values; all go on from the time at which the last one came, if one of them has ever asked."""
+        told = comm.wire.exchange((self.asked, value))
+        if any(asked for asked, _ in told):
+            self.asked = True
+            time_s = self.ask(self._question(comm), lambda: "the time").time_s
+            latest_s = max(comm.wire.exchange(time_s))
+            if latest_s > time_s:
+                comm.log.reach(latest_s)
         return work([each for _, each in told])
 
     def _settle(self, comm: Comm, requests: Sequence[Any], answer: Any) -> None:

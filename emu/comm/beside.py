@@ -39,11 +39,6 @@ class EngineBeside:
         world.holds = True
 
     @property
-    def asked_before(self) -> bool:
-        """Whether a question has been asked."""
-        return self.engine is not None or bool(self.asked)
-
-    @property
     def marks(self) -> dict[str, str]:
         """What the trace must say of the answers that are in it."""
         return {"order": self.cluster.name} if self.engine is not None else {}

@@ -22,7 +22,7 @@ from emu.comm.recording import Log, relative, requests_in
 from emu.comm.sites import call_site
 from emu.comm.wire import Call
 from emu.errors import ConfigError
-from emu.trace import COLLECTIVE, ROW, Template
+from emu.trace import COLLECTIVE, ROW, Op, Template
 
 if TYPE_CHECKING:
     from emu.comm.communicator import Comm
@@ -230,6 +230,39 @@ def spill(log: Log) -> None:
         log.data = inner
     log.base += log.data
     del log.data[:]
+
+
+def called_rows(rows: np.ndarray, log: Log) -> tuple[np.ndarray, int]:
+    """Return rows of this rank with its calls written out, as if they had been recorded flat.
+
+    The second value is how many requests the last of these calls makes.
+    """
+    calls = np.flatnonzero(rows["op"] == Op.CALL)
+    if not calls.size:
+        return rows, 0
+    tables, groups = log.tables, list(log.tables.groups)
+    pieces, at, last = [], 0, 0
+    for k in calls.tolist():
+        call = rows[k]
+        template = tables.templates[call["a"]]
+        pieces += [rows[at:k], _flat(template, call, groups[call["b"]], log.rank, tables.label(template.name))]
+        at, last = k + 1, tables.requests[call["a"]]
+    return np.concatenate([*pieces, rows[at:]]), last
+
+
+def _flat(template: Template, call: Any, group: Sequence[int], rank: int, label: int) -> np.ndarray:
+    """Return the rows of one call of a template by a rank of `group`."""
+    inner = template.rows.copy()
+    messages = (inner["op"] == Op.SEND) | (inner["op"] == Op.RECV)
+    inner["a"][messages] = np.asarray(group)[(inner["a"][messages] + group.index(rank)) % len(group)]
+    inner["c"][messages] = call["c"]
+    whole = np.zeros(len(inner) + 2, ROW)
+    whole[1:-1] = inner
+    whole["stream"] = call["stream"]
+    for at, op in ((0, Op.BEGIN), (-1, Op.END)):
+        whole["op"][at] = op
+    whole["flag"][0], whole["a"][0], whole["b"][0], whole["c"][0] = COLLECTIVE, label, -1, call["c"]
+    return whole
 
 
 def _group(comm: Comm) -> int:

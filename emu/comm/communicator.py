@@ -288,8 +288,6 @@ class Comm:
             self._refuse_rank("receive from", source)
         pending = self.wire.irecv(x, source, tag, log.flag)
         peer = ANY if source == ANY else self.group[source]
-        if source == ANY and self.answers is None:
-            self._mark_order()
         open_row = len(log.data) if (source == ANY or tag == ANY) and not log.flag else -1
         return Request(self, pending, log.stream, log.recv(peer, tag, self.context, x.nbytes), open_row)
 
@@ -298,13 +296,7 @@ class Comm:
             from emu.comm.answers import HostAnswers
 
             self.answers = HostAnswers()
-            self._mark_order()
         return self.answers
-
-    def _mark_order(self) -> None:
-        """Note that what came first was so on this host: no engine has been asked."""
-        if getattr(self.wire, "by_host", False):
-            self.log.tables.marks["order"] = "the host that the program ran on"
 
     def _check_buffer(self, x: Any) -> None:
         try:
@@ -323,9 +315,7 @@ class Comm:
         raise ConfigError(f"{what}: a rank from 0 to {self.size - 1} is expected, got {rank}; see comm.size")
 
     def _fill_in(self, request: Request) -> None:
-        """Write into the log what a receive from any source, or of any tag, has got.
-
-        """
+        """Write into the log what a receive from any source, or of any tag, has got."""
         got = request.pending
         if not self.dry:
             self.log.fill_in(request.open_row, self.group[got.source], got.tag)

@@ -81,7 +81,6 @@ class MpiWire:
     """The members of one communicator, each a process."""
 
     dry = False
-    by_host = True  # of messages from any source, the one that this host brings first comes first
 
     def __init__(
         self, plain: MPI.Comm, collective: MPI.Comm, watch: Watch, group: Sequence[int], mail: Mail | None = None
@@ -303,7 +302,7 @@ class MpiWire:
 
     def exchange(self, value: Any, work: Callable[[list[Any]], Any] = list) -> Any:
         """Give one value, get what `work` makes of every member's."""
-        self.watch.begin((self, "the other ranks to make, split or duplicate a communicator", None))
+        self.watch.meet(self, "the other ranks to make, split or duplicate a communicator")
         told = self._comms[0].allgather(value)
         self.watch.waiting = None
         return work(told)

@@ -11,19 +11,34 @@ import queue
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 
+from emu.comm.answers import EngineAnswers
+from emu.comm.calls import called_rows, spill
+from emu.comm.communicator import Comm
 from emu.comm.progress import Progress
 from emu.comm.recording import Log
-from emu.comm.watch import Watch
+from emu.comm.watch import Watch, whom
 from emu.errors import DeadlockError
+from emu.trace import ROW, Op
 
 _MAIL, _ANSWER = 1, 2
+_OF_MESSAGES = ("messages", "a message from")  # waits of a wire for what the program sends
 IDLE_S, BUSY_S = 0.02, 2e-4  # how often helpers look for mail, before and after the first question
+
+
+def seat_at(comm: Comm, watch: Watch, control: MPI.Comm, cluster: Any, profile: str) -> Seat:
+    """Let `comm`, the program's first communicator, ask the engine of all processes; `start()` what is returned."""
+    seat = Seat(comm.log, watch, control, cluster, profile)
+    # rows tell the engine of messages before they are waited for
+    comm.rows_first, watch.holds, comm.answers = True, True, EngineAnswers(seat)
+    return seat
 
 
 @dataclass(frozen=True)
@@ -36,8 +51,10 @@ class Standing:
     question: Any = None
     ended: bool = False
     waits: tuple[int, tuple[int, ...]] | None = None  # stream and requests that it waits for
-    stuck: bool = False  # waits for something else, such as the others to make a communicator
-    serial: int = 0
+    meets: dict[Any, int] = field(default_factory=dict)  # whom -> how often it has come to meet them
+    meeting: Any = None  # whom it waits for to come too
+    stuck: bool = False  # waits for something else
+    serial: Any = 0  # changes whenever the rank goes on
 
 
 @dataclass
@@ -49,14 +66,15 @@ class Seat:
     comm: MPI.Comm
     cluster: Any
     profile: str
-    asked_before: bool = False
+    asked: bool = False
     waiting: tuple[int, tuple[int, ...]] | None = None  # stream and numbers of the requests of the wait under way
     serial: int = 0
     ended: bool = False
-    failure: str | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _own: queue.SimpleQueue[Standing] = field(default_factory=queue.SimpleQueue)
     _stop: threading.Event = field(default_factory=threading.Event)
+    _posted: Counter[int] = field(default_factory=Counter)  # stream -> requests in the rows that were told
+    _call: tuple[int, tuple[int, ...]] | None = None  # stream and requests of the call that ends what was told
 
     def start(self) -> None:
         """Start the helper; on rank 0 it is the sequencer."""
@@ -66,7 +84,7 @@ class Seat:
 
     def ask(self, question: Any, told: Callable[[], str]) -> Any:
         """Send a question, sleep until the answer is there, and return it."""
-        self.asked_before = True
+        self.asked = True
         self._tell(question=question)
         pause = 2e-5
         while not self.comm.Iprobe(0, _ANSWER):
@@ -84,8 +102,9 @@ class Seat:
             stream = requests[0].stream
             self.waiting = (stream, tuple(r.number for r in requests if r.stream == stream))
         else:
-            self.waiting = None
-            self.serial += 1
+            with self._lock:  # the helper may be at this rank's rows, as of one that waits
+                self.waiting = None
+                self.serial += 1
 
     def finish(self) -> None:
         """Tell that the program has ended."""
@@ -100,19 +119,45 @@ class Seat:
     def _tell(self, question: Any = None) -> None:
         """Tell the sequencer how this rank stands; rows leave in the order in which they were written."""
         with self._lock:
-            before = self.serial
-            waits, stuck = self.waiting, self.watch.waiting is not None
-            data = self.log.base[self.log.shipped :]
-            self.log.shipped += len(data)
-            still = before == self.serial
+            before = self._serial()
+            waits, waiting = self.waiting, self.watch.waiting
+            if question is not None or waits is not None:
+                spill(self.log)
+            rows = self._fresh_rows()
+            if waits is None and waiting is not None and waiting[1] in _OF_MESSAGES:
+                waits = self._call  # a call that is not recorded again: all its requests, as of one wait
+            still = before == self._serial()
             standing = Standing(
-                self.comm.rank, bytes(data), tuple(self.log.tables.streams), question, self.ended,
-                waits if still else None, stuck and still, before,
+                self.comm.rank, rows, tuple(self.log.tables.streams), question, self.ended,
+                waits if still else None, dict(self.watch.meets), _met(waiting) if still else None,
+                waiting is not None and still, before,
             )  # fmt: skip
             if self._sequencer is not None:
                 self._own.put(standing)  # a message to oneself might wait for its receive
             else:
                 self.comm.send(("standing", standing), 0, _MAIL)
+
+    def _serial(self) -> tuple[int, int]:
+        """Return what changes whenever the rank goes on; calls that are not recorded again only count their waits."""
+        return self.serial, 0 if self.waiting is not None else self.watch.count
+
+    def _fresh_rows(self) -> bytes:
+        """Return the rows that were not told yet, calls written out."""
+        log = self.log
+        data = bytes(memoryview(log.base)[log.shipped :])
+        log.shipped += len(data)
+        if not data:
+            return b""
+        rows = np.frombuffer(data, ROW)
+        ends_in_call = bool(rows["op"][-1] == Op.CALL)
+        rows, last = called_rows(rows, log)
+        messages = (rows["op"] == Op.SEND) | (rows["op"] == Op.RECV)
+        self._posted.update(rows["stream"][messages].tolist())
+        self._call = None
+        if ends_in_call:
+            stream = int(rows["stream"][-1])
+            self._call = stream, tuple(range(self._posted[stream] - last, self._posted[stream]))
+        return rows.tobytes()
 
     def _help(self) -> None:
         """Look for mail, until the end; what goes wrong here ends the job."""
@@ -141,6 +186,13 @@ class Seat:
                     self._tell()
 
 
+def _met(waiting: Any) -> Any:
+    """Return whom a wait is to meet, None if it is for something else."""
+    if waiting is None or waiting[1] in _OF_MESSAGES or waiting[1] == "agreement":
+        return None
+    return whom(waiting[0])
+
+
 class Sequencer:
     """Keeps the engine; knows how every rank stands."""
 
@@ -149,7 +201,7 @@ class Sequencer:
         self.comm = seat.comm
         self.size = seat.comm.size
         self.engine: Any = None
-        self.progress = Progress()
+        self.progress = Progress(self.size)
         self.standing: dict[int, Standing] = {}
         self.asked_at: dict[int, float] = {}  # when a rank was last asked how it stands
 

@@ -48,7 +48,7 @@ class MpiWorld:
 
     def gather(self, value: Any) -> list[Any] | None:
         """Bring a value of every rank to rank 0, without burning a core while others still work."""
-        self.watch.begin((None, "its end, or a synchronization of all", None), patient=self.rank != 0)
+        self.watch.meet(None, "its end, or a synchronization of all", patient=self.rank != 0)
         values = None
         if self.rank != 0:
             self._comm.isend(value, 0, tag=1).wait()
@@ -59,7 +59,7 @@ class MpiWorld:
 
     def tell(self, value: Any) -> Any:
         """Bring rank 0's value to every rank; who waits sleeps, for as long as rank 0 works."""
-        self.watch.begin((None, "its end, or a synchronization of all", None), patient=self.rank != 0)
+        self.watch.meet(None, "its end, or a synchronization of all", patient=self.rank != 0)
         if self.rank != 0:
             value = self._quiet_recv(0, 2)
         else:

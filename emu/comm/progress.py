@@ -22,11 +22,13 @@ Key = tuple[Any, ...]
 class Progress:
     """Every rank's messages so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int) -> None:
+        self.size = size
         self.streams: dict[str, int] = {"default": 0}
         self.sent: Counter[Key] = Counter()
         self.received: Counter[Key] = Counter()
         self.requests: dict[tuple[int, int], list[tuple[bool, Key, int]]] = {}  # (rank, stream) -> its requests
+        self.meets: dict[int, dict[Any, int]] = {}  # rank -> whom -> how often it has come to meet them
         self.since: dict[int, tuple[int, float]] = {}  # rank -> serial and time of its first such standing
 
     def take(self, standing: Any) -> np.ndarray:
@@ -37,6 +39,7 @@ class Progress:
             rows["stream"] = np.array(number, np.uint8)[rows["stream"]]
         for row in rows[(rows["op"] == Op.SEND) | (rows["op"] == Op.RECV)]:
             self._message(standing.rank, row)
+        self.meets[standing.rank] = standing.meets
         known = self.since.get(standing.rank)
         if known is None or known[0] != standing.serial:
             self.since[standing.rank] = (standing.serial, time.monotonic())
@@ -72,6 +75,8 @@ class Progress:
 
     def blocked(self, standing: Any) -> bool:
         """Tell whether a rank that waits can't go on by what all ranks have done."""
+        if standing.waits is None and standing.meeting is not None:
+            return self._misses(standing)
         serial, since = self.since[standing.rank]
         still_s = time.monotonic() - since
         if standing.waits is None:
@@ -86,6 +91,13 @@ class Progress:
             if other[key] < index and (not sends or still_s > SEND_STILL_S):
                 return True
         return False
+
+    def _misses(self, standing: Any) -> bool:
+        """Tell whether somebody whom a rank is to meet has not come yet."""
+        whom = standing.meeting
+        members = range(self.size) if whom == "all" else whom[1]
+        turn = standing.meets[whom]
+        return any(self.meets.get(rank, {}).get(whom, 0) < turn for rank in members)
 
     def _stream(self, standing: Any, stream: int) -> int:
         return self.streams.get(standing.streams[stream], stream)

@@ -35,7 +35,6 @@ class Tables:
     template_contents: dict[tuple[str, int, bytes], int] = field(default_factory=dict)
     untemplated: dict[str, str] = field(default_factory=dict)  # label -> why its calls are recorded flat
     streams: dict[str, int] = field(default_factory=lambda: {"default": 0})
-    marks: dict[str, str] = field(default_factory=dict)  # for the trace's header
 
     def label(self, name: str) -> int:
         """Return the number of a label, new or known."""

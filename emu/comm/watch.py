@@ -26,6 +26,7 @@ class Watch:
         self.holds = False  # receives from any source wait for an engine to choose their message
         self.wires: weakref.WeakSet[Any] = weakref.WeakSet()  # of this process
         self.where_sent: Callable[[Any, int, int], str] = lambda wire, source, tag: ""  # asks a sender for its line
+        self.meets: dict[Any, int] = {}  # whom -> how often this rank has come to meet them
         self.beside: Any = None  # what runs beside the program, while something does
         self.deadline_s = deadline_s
         self._thread: threading.Thread | None = None
@@ -35,6 +36,12 @@ class Watch:
         """Note that a wait begins, and for what."""
         self.count += 1
         self.waiting, self.patient = waiting, patient
+
+    def meet(self, wire: Any, what: str, patient: bool = False) -> None:
+        """Note that a wait begins for all members of a wire to come (None: for all ranks)."""
+        key = whom(wire)
+        self.meets[key] = self.meets.get(key, 0) + 1
+        self.begin((wire, what, None), patient)
 
     def end(self) -> None:
         """Note that the wait is over."""
@@ -75,3 +82,8 @@ class Watch:
             if waited >= self.deadline_s / 10 and not warned:
                 warned = True
                 warn(waited)
+
+
+def whom(wire: Any) -> Any:
+    """Return what names the members of a wire on every rank, and None all ranks."""
+    return "all" if wire is None else (wire.context, wire.group)

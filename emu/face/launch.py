@@ -81,16 +81,15 @@ def run_as_rank(plan: Plan, world: MpiWorld, watched: Callable[[Log], None]) -> 
     """Run the script as this process of an MPI job. `watched` gives the log's waits their deadline."""
     import sys
 
-    from emu.comm.mpi_sequencer import Seat
+    from emu.comm.mpi_sequencer import seat_at
     from emu.comm.mpi_turns import MpiTurns
 
     log = Log(world.rank)
     core = Comm(world.wire, log, range(world.size))
-    seat = Seat(log, world.watch, world.control(), plan.cluster, plan.profile)
-    # rows tell an engine of messages one by one, before they are waited for
-    core.templates, core.rows_first, world.watch.holds = False, True, True
+    seat = seat_at(core, world.watch, world.control(), plan.cluster, plan.profile)
+    core.templates = False  # calls beside the program are recorded piece by piece
     decisions: dict[str, Any] = {}
-    session = session_for(plan, core, EngineAnswers(seat), Background(MpiTurns(world.watch)), decisions)
+    session = session_for(plan, core, core.answers, Background(MpiTurns(world.watch)), decisions)
     watched(log)
     main = plan.script.main()
     if world.rank == 0:
@@ -101,7 +100,7 @@ def run_as_rank(plan: Plan, world: MpiWorld, watched: Callable[[Log], None]) -> 
         sys.modules["__main__"] = main
         status = plan.script.run(main)
     seat.finish()
-    told = world.gather((status, seat.asked_before, bytes(log.data), log.tables))
+    told = world.gather((status, seat.asked, bytes(log.data), log.tables))
     world.tell(None)
     seat.stop()
     if told is None:
