@@ -80,18 +80,29 @@ def test_auto_takes_what_nccl_takes(kind, algorithm):
     assert list(decisions.values()) == [algorithm]
 
 
-def test_messages_outside_collectives_keep_the_cluster_s_figures():
-    cluster = load_cluster("dgx-a100")
+@pytest.mark.parametrize("to, step_us, rate", [(1, 3.4, 240e9), (8, 14.0, 24e9)])
+def test_messages_outside_collectives_are_kernels_of_nccl_too(to, step_us, rate):
+    cluster, nbytes = load_cluster("dgx-a100:2"), 256 * MIB
 
     def main(comm):
-        x = comm.empty(MIB, "float32")
+        x = comm.empty(nbytes // 4, "float32")
         if comm.rank == 0:
-            comm.send(x, 1)
-        else:
+            comm.send(x, to)
+        elif comm.rank == to:
             comm.recv(x, 0)
 
-    trace = run_dry(main, 2)[1]
-    assert np.isclose(resolve(trace, cluster, profile="nccl").end_s, resolve(trace, cluster).end_s, rtol=0, atol=1e-9)
+    took_s = resolve(run_dry(main, 16)[1], cluster, profile="nccl").end_s
+    assert took_s == pytest.approx(NCCL_LAUNCH_S + 8.4e-6 + step_us * 1e-6 + nbytes / rate, rel=1e-3)
+
+
+def test_a_chain_in_a_node_pays_one_step_for_all_its_hops():
+    def main(comm):
+        comm.cluster, comm.profile = cluster, "nccl"
+        find("broadcast", "chain")(comm, comm.empty(2, "float32"))
+
+    cluster = load_cluster("dgx-a100")
+    took_s = resolve(run_dry(main, 8)[1], cluster, profile="nccl").end_s
+    assert took_s == pytest.approx(NCCL_LAUNCH_S + (6.6 + 0.6) * 1e-6, abs=0.1e-6)
 
 
 def test_the_same_call_by_two_groups_takes_each_group_s_links():

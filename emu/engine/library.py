@@ -55,7 +55,8 @@ class Library:
         self.profile = profile
         self.cluster = cluster
         self._codes: dict[Terms, int] = {}
-        self._terms: list[Terms | None] = [None]  # by code; 0 is a message as the cluster has it
+        # By code; 0 is a message outside of collectives, None as the cluster has it.
+        self._terms: list[Terms | None] = [_alone(cluster, profile.launch_s) if profile.tuned else None]
         self._known: dict[tuple[str, tuple[int, ...], int], Terms] = {}
 
     @property
@@ -117,7 +118,8 @@ class Library:
         collective = next((each for each in nccl.COLLECTIVES if name.endswith(each)), "all_gather")
         family = _family(name, collective, graph)
         protocol = _protocol(graph, collective, family, nbytes)
-        return terms_of(self.cluster, graph, family, protocol, nbytes, self.profile.launch_s)
+        terms = terms_of(self.cluster, graph, family, protocol, nbytes, self.profile.launch_s)
+        return _chained(terms, graph) if collective in ("broadcast", "reduce") else terms
 
 
 def _family(name: str, collective: str, graph: nccl.Graph) -> str:
@@ -150,6 +152,28 @@ def terms_of(cluster: Any, graph: nccl.Graph, family: str, protocol: str, nbytes
     sockets = max(1, graph.kernels // graph.nics)
     launch_s += nccl.BASE_US[family][k] * 1e-6
     return Terms(launch_s, steps, graph.kernels * graph.buffer_bytes, drain, sockets=sockets)
+
+
+def _chained(terms: Terms, graph: nccl.Graph) -> Terms:
+    """Return the terms of a chain: NCCL counts one step for all hops in a node whose channels are alike."""
+    if not graph.alike or graph.local < 3:
+        return terms
+    steps = {
+        kind: step if kind == "net" else replace(step, latency_s=step.latency_s / (graph.local - 1))
+        for kind, step in terms.steps.items()
+    }
+    return replace(terms, steps=steps)
+
+
+def _alone(cluster: Any, launch_s: float) -> Terms:
+    """Return the terms of a send and its receive outside of collectives: kernels of their own, by Simple."""
+    k = nccl.PROTOCOLS.index("Simple")
+    base_s = launch_s + nccl.BASE_US["ring"][k] * 1e-6
+    steps = {
+        kind: Step(base_s + nccl.STEP_US[kind, "ring"][k] * 1e-6, _slack(cluster, kind))
+        for kind in ("nvlink", "pcie", "net")
+    }
+    return Terms(0.0, steps, 0, math.inf)
 
 
 def _in_switch(cluster: Any, graph: nccl.Graph, family: str, nbytes: int, launch_s: float) -> Terms:
