@@ -1,4 +1,4 @@
-"""How near is emu to published measurements?   python -m bench.fidelity [--tables E1,E4] --json
+"""How near is emu to published measurements?   python -m bench.fidelity [--tables E1,E4,elsewhere] --json
 
 Every row: `measured`, `emulated`, `error_pct`, and `spread_pct`: how far apart a few runs are whose messages differ by
 a billionth (null where that was not measured; `note` says why). `within` says whether it meets its `aim`; rows without
@@ -14,10 +14,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from bench.incast import incast_rows
-from bench.published import E1, E4, E6, E6_GPUS, E10, MIB, SMALL, rows_of
+from bench.published import E1_NVLINK, E1_PCIE, E4, E6, E6_GPUS, E10, MIB, SMALL, rows_of
+from bench.published_elsewhere import RUNS, Published
 from bench.published_training import buckets, megatron
 from bench.runner import Option, Result, run
-from emu.cluster import load_cluster
+from emu.cluster import Cluster, load_cluster
 from emu.collectives import find
 from emu.comm import Comm, run_dry
 from emu.engine import resolve
@@ -33,6 +34,7 @@ def measure(tables: str) -> Result:
     """Time every row of the tables asked for; `checks` say what holds of the aims."""
     known = {
         "E1": _e1, "E4": _e4, "E6": _e6, "E6 by GPUs": _e6_gpus, "E10": _e10, "F2": _f2, "F8": _f8, "F10": incast_rows,
+        "elsewhere": _elsewhere,
     }  # fmt: skip
     chosen = [name for name in known if tables == "all" or name.split()[0] in tables.split(",")]
     rows = [row for name in chosen for row in known[name]()]
@@ -45,7 +47,7 @@ def measure(tables: str) -> Result:
             checks[f"{table}: {within} of {judged} rows within their aim"] = within == judged
         if table == "F8":
             checks["F8: the best bucket is neither the smallest nor the largest"] = _interior(by_table[table])
-        else:
+        elif table != "elsewhere":
             checks[f"{table}: rank correlation {order:.3f} is at least 0.95"] = order >= 0.95
     launch = {"calibration": CALIBRATION, "launch_us": NCCL_LAUNCH_S * 1e6, "calibration_rows": _calibration()}
     return {**launch, "rows": rows, "means": means, "checks": checks}
@@ -104,18 +106,22 @@ def _row(
 
 
 def _e1() -> Iterator[Result]:
-    """Bus bandwidths in GB/s, and from 128 MiB on how many times NVLink carries what PCIe does."""
-    for each in rows_of(E1):
-        size, busbw, spreads = int(each["size"]), {}, {}
-        for fabric, cluster in (("nvlink", "dgx-1-p100"), ("pcie", "dgx-1-p100-pcie")):
-            seconds, spreads[fabric] = all_reduce_s(cluster, 8, size)
-            busbw[fabric] = size / seconds * 2 * 7 / 8 / 1e9
-            name = f"8 P100, {fabric}, {size} B, GB/s"
-            yield _row("E1", name, float(each[fabric]), busbw[fabric], spreads[fabric], series=fabric)
+    """Bus bandwidths in GB/s, and from 128 MiB on how many times NVLink carries what PCIe does in an all-reduce."""
+    clusters = {name: load_cluster(name, gpus=8) for name in ("dgx-1-p100", "dgx-1-p100-pcie")}
+    for nvlink, pcie in zip(rows_of(E1_NVLINK), rows_of(E1_PCIE), strict=True):
+        size, sums = int(nvlink["size"]), []
+        for fabric, row, cluster in zip(("nvlink", "pcie"), (nvlink, pcie), clusters.values(), strict=True):
+            for collective in [column for column in row if column != "size"]:
+                runs = SPREAD_RUNS if collective == "all_reduce" else 1
+                seconds, spread = collective_s(cluster, 8, collective, size, runs=runs)
+                busbw = size / seconds * bus_factor(collective, 8) / 1e9
+                sums += [(busbw, spread)] if collective == "all_reduce" else []
+                name = f"8 P100, {fabric}, {collective}, {size} B, GB/s"
+                yield _row("E1", name, float(row[collective]), busbw, spread, series=f"{fabric}, {collective}")
         if size >= 128 * MIB:
-            measured = float(each["nvlink"]) / float(each["pcie"])
-            ratio = busbw["nvlink"] / busbw["pcie"]
-            yield _row("E1", f"8 P100, NVLink over PCIe, {size} B", measured, ratio, max(spreads.values()), 25, "")
+            measured = float(nvlink["all_reduce"]) / float(pcie["all_reduce"])
+            (fast, spread), (slow, other) = sums
+            yield _row("E1", f"8 P100, NVLink over PCIe, {size} B", measured, fast / slow, max(spread, other), 25, "")
 
 
 def _e4() -> Iterator[Result]:
@@ -166,19 +172,59 @@ def _f8() -> Iterator[Result]:
         yield _row("F8", name, measured, emulated, None, note="spread not measured: computation decides")
 
 
+def _elsewhere() -> Iterator[Result]:
+    for each in RUNS:
+        cluster, series = _cluster_of(each), f"{each.system}, {each.collective}"
+        note = f"source: {each.source}" + (f"; in sight when changed: {each.seen}" if each.seen else "")
+        for size, measured in each.times_us:
+            seconds, spread = collective_s(cluster, each.ranks, each.collective, size, profile=each.profile)
+            name = f"{series}, {size} B, us"
+            yield _row("elsewhere", name, measured, seconds * 1e6, spread, series=series, note=note)
+
+
+def _cluster_of(each: Published) -> Cluster:
+    fixed = ":" in each.cluster or each.cluster.endswith(".toml")
+    return load_cluster(each.cluster, dict(each.settings), None if fixed else each.ranks)
+
+
+def bus_factor(collective: str, p: int) -> float:
+    """Return what turns size over time into bus bandwidth, as nccl-tests count it."""
+    return {"all_reduce": 2 * (p - 1) / p, "broadcast": 1.0, "reduce": 1.0}.get(collective, (p - 1) / p)
+
+
 def all_reduce_s(name: str, p: int, nbytes: int, algorithm: str = "auto") -> tuple[float, float]:
     """Return the time of an all-reduce under NCCL's profile, and its relative spread."""
     cluster = load_cluster(name) if ":" in name else load_cluster(name, gpus=p)
+    return collective_s(cluster, p, "all_reduce", nbytes, algorithm)
+
+
+def collective_s(
+    cluster: Cluster, p: int, collective: str, nbytes: int, algorithm: str = "auto", profile: str = "nccl",
+    runs: int = SPREAD_RUNS,
+) -> tuple[float, float]:
+    """Return the time of a collective on nbytes in all, as nccl-tests count them, and its relative spread.
+
+    "sendrecv": every rank sends to the next one and receives from the one before.
+    """  # fmt: skip
 
     def main(comm: Comm) -> None:
-        comm.cluster, comm.profile = cluster, "nccl"
-        find("all_reduce", algorithm)(comm, comm.empty(nbytes // 4, "float32"))
+        comm.cluster, comm.profile = cluster, profile
+        x = comm.empty(nbytes // 4, "float32")
+        if collective == "sendrecv":
+            comm.sendrecv(x, (comm.rank + 1) % p, comm.empty_like(x), (comm.rank - 1) % p)
+        elif collective in ("all_reduce", "broadcast", "reduce"):
+            find(collective, algorithm)(comm, x)
+        else:
+            whole = comm.empty(nbytes // 4 // p * p, "float32")
+            part = whole if collective == "all_to_all" else comm.empty(nbytes // 4 // p, "float32")
+            ends = (whole, part) if collective == "reduce_scatter" else (part, whole)
+            find(collective, algorithm)(comm, *ends)
 
     trace = run_dry(main, p)[1]
-    end_s = resolve(trace, cluster, profile="nccl", detail="totals").end_s
+    end_s = resolve(trace, cluster, profile=profile, detail="totals").end_s
     ends = [end_s] + [
-        resolve(trace, cluster, profile="nccl", detail="totals", seed=seed, perturbation=1e-9).end_s
-        for seed in range(SPREAD_RUNS)
+        resolve(trace, cluster, profile=profile, detail="totals", seed=seed, perturbation=1e-9).end_s
+        for seed in range(runs)
     ]
     return end_s, (max(ends) - min(ends)) / end_s
 

@@ -2,12 +2,13 @@
 
 import pytest
 
-from bench.fidelity import MIB, _interior, _rank_correlation, all_reduce_s, measure
-from bench.published import E1, E4, E6, E10, rows_of
+from bench.fidelity import MIB, _cluster_of, _interior, _rank_correlation, all_reduce_s, collective_s, measure
+from bench.published import E1_NVLINK, E1_PCIE, E4, E6, E10, rows_of
+from bench.published_elsewhere import RUNS
 from emu.engine.profiles import NCCL_LAUNCH_S
 
 
-@pytest.mark.parametrize("table, rows", [(E1, 21), (E4, 12), (E6, 20), (E10, 20)])
+@pytest.mark.parametrize("table, rows", [(E1_NVLINK, 21), (E1_PCIE, 21), (E4, 12), (E6, 20), (E10, 20)])
 def test_tables_are_read_by_column(table, rows):
     read = rows_of(table)
     assert len(read) == rows
@@ -30,6 +31,25 @@ def test_large_all_reduces_take_what_was_measured(cluster, p, mib, measured_us, 
     seconds, spread = all_reduce_s(cluster, p, mib * MIB)
     assert seconds * 1e6 == pytest.approx(measured_us, rel=percent / 100)
     assert spread < 1e-6
+
+
+@pytest.mark.parametrize(
+    "system, collective, percent",
+    [
+        ("2 x 8 V100, DGX-1, 4 EDR", "all_reduce", 1),
+        ("2 x 8 H100, 16 x 200 Gb/s RoCE", "all_reduce", 2),
+        ("2 x 8 A100, the same with NCCL 2.29", "all_reduce", 2),
+        ("2 x 8 B200, GCP A4", "all_reduce", 11),
+        ("2 x 8 H100, GCP A3 Mega", "all_gather", 3),
+        ("8 H800", "broadcast", 2),
+        ("2 x 8 B200, 8 NDR", "sendrecv", 13),
+    ],
+)
+def test_the_largest_sizes_elsewhere_take_about_what_was_measured(system, collective, percent):
+    each = next(run for run in RUNS if (run.system, run.collective) == (system, collective))
+    nbytes, measured_us = [(n, us) for n, us in each.times_us if n <= 1024 * MIB][-1]
+    seconds, _ = collective_s(_cluster_of(each), each.ranks, collective, nbytes, runs=0)
+    assert seconds * 1e6 == pytest.approx(measured_us, rel=percent / 100)
 
 
 def test_every_row_says_what_it_compares():

@@ -94,6 +94,7 @@ def test_the_search_finds_the_channels_that_carry_most(generation, inside, nic, 
         ("dgx-h100:2", 1 << 28, "nvls_tree"),
         ("dgx-h100:4", 1 << 33, "nvls_tree"),
         ("b200:2", 1 << 30, "nvls_tree"),
+        ("dgx-1:2", 1 << 30, "ring"),  # 24 links carry no faster chains for four NICs than rings
         ("a3-mega:2", 1 << 30, "tree"),  # its transport's settings leave rings and trees
     ],
 )

@@ -105,6 +105,7 @@ class Graph:
     nics: int = 1  # that a node's ranks use
     alike: bool = True  # every channel passes the GPUs in the same order
     tree_share: float = 1.0
+    tree_gb_per_s: float = 0.0  # that a tree's channel has inside each of two nodes
     algorithms: tuple[str, ...] = ALGORITHMS
     protocols: tuple[str, ...] = PROTOCOLS
     buffer_bytes: int = 4 << 20  # of a channel
@@ -145,13 +146,14 @@ class Graph:
     def bus(self, algorithm: str) -> float:
         """GB/s of all channels on their narrowest stretch.
 
-        A ring crosses each node's NICs once with all it carries; so do the two trees of two nodes with half of
-        it, for an inner node of one is a leaf of the other.
+        A ring crosses each node's NICs once with all it carries; the two trees of two nodes with half of it, for
+        an inner node of one is a leaf of the other, so NCCL counts what they have inside the nodes.
         """
         if self.nodes == 1:
             return self.channels * self.inside_gb_per_s
-        share = 2.0 if algorithm == "tree" and self.nodes == 2 else 1.0
-        return self.channels * min(self.inside_gb_per_s, share * self.between_gb_per_s)
+        if algorithm == "tree" and self.nodes == 2 and self.tree_gb_per_s:
+            return self.channels * self.tree_gb_per_s
+        return self.channels * min(self.inside_gb_per_s, self.between_gb_per_s)
 
 
 def steps(collective: str, p: int) -> int:

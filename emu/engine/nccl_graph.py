@@ -53,6 +53,7 @@ def _graph(cluster: Any, group: tuple[int, ...]) -> Graph:
         ll128=_keeps_order(cluster, members, local == 1 or inside == "nvlink"),
         nics=nics,
         alike=spec.scaleup.kind != "mesh",
+        tree_gb_per_s=_tree_speed(generation, spec.scaleup, speed, channels, total / 1e9, local) if nic_rate else 0.0,
         tree_share=generation.tree_share if len(members) > 1 else 1.0,
         algorithms=transport.nccl_algorithms or ALGORITHMS,
         protocols=transport.nccl_protocols or PROTOCOLS,
@@ -88,6 +89,29 @@ def search(generation: Generation, inside: float, nic: float, nics: int) -> tupl
     return most, found
 
 
+def _tree_speed(
+    generation: Generation, scaleup: Any, speed: float, channels: int, inside: float, local: int
+) -> float:
+    """Return what a tree's channel has inside a node: the search raises it while links carry as many channels.
+
+    In a mesh each of a chain's hops takes a link in both directions; up to twice what a NIC brings is of use.
+    """
+    a_link = link_gb_per_s(scaleup.link) if scaleup.kind == "mesh" else 0.0
+    found = speed
+    for faster in sorted(each for each in generation.speeds[1] if each > speed):
+        hops = sum(int(lines * a_link / faster) for _, _, lines in scaleup.mesh)
+        fits = hops >= channels * (local - 1) if a_link else channels * faster <= inside
+        if not fits or found >= 2 * speed:
+            break
+        found = faster
+    return found
+
+
+def link_gb_per_s(link: Any) -> float:
+    """Return what NCCL's search takes of one NVLink."""
+    return LINK_BYTES_PER_S.get(link.name, 0.8 * link.bandwidth_bytes_per_s) / 1e9
+
+
 def _keeps_order(cluster: Any, members: dict[int, list[int]], inside: bool) -> bool:
     """Whether LL128's 128 bytes arrive as they left: by NVLink from Volta on, by NICs under the GPU's own switch."""
     number, ranks = next(iter(members.items()))
@@ -112,7 +136,7 @@ def _inside(cluster: Any, spec: Any, nodes: list[list[int]]) -> tuple[float, str
     scaleup = spec.scaleup
     ranks = max(nodes, key=len)
     if scaleup.link is not None and scaleup.kind in ("switch", "mesh", "all"):
-        a_link = LINK_BYTES_PER_S.get(scaleup.link.name, 0.8 * scaleup.link.bandwidth_bytes_per_s)
+        a_link = link_gb_per_s(scaleup.link) * 1e9
         if scaleup.kind == "switch":
             return a_link * scaleup.links, "nvlink"
         rings = cluster.rings(ranks)
