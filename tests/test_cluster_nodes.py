@@ -218,7 +218,8 @@ def test_gpudirect_stays_below_the_switch_and_staging_goes_through_memory():
     assert names(staged, staged.route(0, 8))[:6] == [
         "pcie.gpu0.up", "pcie.sw0.up", "cpu0.memory", "pcie.sw0.down", "pcie.nic0.down", "nic0.up",
     ]  # fmt: skip
-    assert staged.route(0, 8).latency_s - direct.route(0, 8).latency_s == pytest.approx(2 * 9.5e-6)
+    across_pcie_s = 1e-6  # which staging has in its own figure
+    assert staged.route(0, 8).latency_s - direct.route(0, 8).latency_s == pytest.approx(2 * 9.5e-6 - across_pcie_s)
 
 
 def test_tcp_takes_the_hosts_cores_at_both_ends():
