@@ -135,7 +135,8 @@ def test_a_setting_changes_the_nic(key):
 
 
 @pytest.mark.parametrize(
-    ("transport", "alpha_s"), [("rdma", 2e-6), ("tcp", 10e-6), ("tcp-100us", 100e-6), ("roce", 2e-6), ("infiniband", 1.87e-6)]
+    ("transport", "alpha_s"),
+    [("rdma", 2e-6), ("tcp", 10e-6), ("tcp-100us", 100e-6), ("roce", 2e-6), ("infiniband", 1.87e-6)],
 )
 def test_a_transport_brings_its_latency(transport, alpha_s):
     cluster = load_cluster("roce-100g", {"transport": transport})
