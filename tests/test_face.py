@@ -465,3 +465,20 @@ def test_measured_computation_is_costed_and_marked(run):
     rows = trace.ranks[0]
     assert (rows["x"][rows["op"] == 2] > 0).sum() >= 3  # ELAPSED
     assert trace.header["marks"]["compute"] == "measured, speedup 10"
+
+
+def test_names_and_comparisons_are_those_of_mpi4py(run):
+    run("""
+        assert MPI.UNSIGNED_INT.Get_size() == 4 and MPI.FLOAT64_T.Get_size() == 8 and MPI.F_COMPLEX.Get_size() == 8
+        assert (MPI.REPLACE(1, 2), MPI.NO_OP(1, 2)) == (2, 1)
+        assert comm.Get_parent() == MPI.Comm.Get_parent() == MPI.COMM_NULL
+        assert comm.topology == MPI.UNDEFINED and not comm.is_topo
+        copy, request = comm.Idup()
+        request.Wait()
+        assert comm.Compare(copy) == MPI.Comm.Compare(comm, copy) == MPI.CONGRUENT
+        group = comm.Get_group()
+        assert group.Compare(group.Dup()) == MPI.Group.Compare(group, group) == MPI.IDENT
+        grid = comm.Create_cart([comm.size])
+        assert grid.is_topo and grid.topology == MPI.CART
+        assert MPI.Exception().Get_error_class() == MPI.ERR_OTHER
+    """)

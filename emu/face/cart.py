@@ -23,8 +23,6 @@ class Cartcomm(Intracomm):
         """Return CART."""
         return CART
 
-    topology = property(Get_topology)
-
     def Get_dim(self) -> int:
         """Return the number of dimensions."""
         return len(self.dims)

@@ -99,9 +99,26 @@ class Comm:
         """Return UNDEFINED: ranks have no places, unless by Create_cart."""
         return UNDEFINED
 
+    @classmethod
+    def Get_parent(cls) -> Comm:
+        """Return COMM_NULL: the program was not spawned by another."""
+        from emu.face.intracomm import COMM_NULL
+
+        return COMM_NULL
+
     def Get_attr(self, keyval: int) -> Any:
         """Return one of the attributes that every MPI has."""
         return {0: TAG_UB, 2: ANY_SOURCE, 3: 1, 4: self.size}.get(keyval, self._session.attributes.get(str(keyval)))
+
+    @property
+    def topology(self) -> int:
+        """UNDEFINED, unless ranks have places."""
+        return self.Get_topology()
+
+    @property
+    def is_topo(self) -> bool:
+        """Whether ranks have places."""
+        return self.Get_topology() != UNDEFINED
 
     def Set_errhandler(self, errhandler: Any) -> None:
         """Nothing to set: errors are raised."""
@@ -121,12 +138,11 @@ class Comm:
         """End the whole job with this status."""
         raise JobAborted(errorcode)
 
-    @classmethod
-    def Compare(cls, comm1: Comm, comm2: Comm) -> int:
+    def Compare(self, comm: Comm) -> int:
         """Compare two communicators: IDENT, CONGRUENT, SIMILAR or UNEQUAL."""
-        if comm1 == comm2:
+        if self == comm:
             return IDENT
-        first, second = comm1._core.group, comm2._core.group
+        first, second = self._core.group, comm._core.group
         return CONGRUENT if first == second else SIMILAR if set(first) == set(second) else UNEQUAL
 
     def __bool__(self) -> bool:

@@ -149,6 +149,12 @@ class Datatype:
         return f"MPI.{self.name}"
 
 
+_FORTRAN = {
+    "F_BOOL": "LOGICAL", "F_INT": "INTEGER", "F_FLOAT": "REAL", "F_DOUBLE": "DOUBLE_PRECISION", "F_COMPLEX": "COMPLEX",
+    "F_FLOAT_COMPLEX": "COMPLEX", "F_DOUBLE_COMPLEX": "DOUBLE_COMPLEX",
+}  # fmt: skip
+
+
 def _named() -> dict[str, Datatype]:
     names = {
         "CHAR": "u1", "SIGNED_CHAR": "i1", "UNSIGNED_CHAR": "u1", "BYTE": "u1", "PACKED": "u1", "WCHAR": "i4",
@@ -159,7 +165,10 @@ def _named() -> dict[str, Datatype]:
         "CXX_FLOAT_COMPLEX": "c8", "CXX_DOUBLE_COMPLEX": "c16", "COMPLEX": "c8", "DOUBLE_COMPLEX": "c16",
         "CHARACTER": "u1", "INTEGER": "i4", "REAL": "f4", "DOUBLE_PRECISION": "f8",
         "INTEGER1": "i1", "INTEGER2": "i2", "INTEGER4": "i4", "INTEGER8": "i8", "REAL4": "f4", "REAL8": "f8",
-        "COMPLEX8": "c8", "COMPLEX16": "c16",
+        "COMPLEX8": "c8", "COMPLEX16": "c16", "UNSIGNED_INT": "u4", "SIGNED_SHORT": "i2", "SIGNED_INT": "i4",
+        "SIGNED_LONG": "i8", "SIGNED_LONG_LONG": "i8", "FLOAT16_T": "f2", "FLOAT32_T": "f4", "FLOAT64_T": "f8",
+        "CXX_LONG_DOUBLE_COMPLEX": "G", "LOGICAL1": "i1", "LOGICAL2": "i2", "LOGICAL4": "i4", "LOGICAL8": "i8",
+        "REAL2": "f2", "REAL16": "g",
     }  # fmt: skip
     for bits in (8, 16, 32, 64):
         names[f"INT{bits}_T"] = names[f"SINT{bits}_T"] = f"i{bits // 8}"
@@ -169,7 +178,7 @@ def _named() -> dict[str, Datatype]:
     for name, code in pairs.items():
         types[name] = Datatype(name, np.dtype([("value", code), ("index", "i4")], align=True))
     types["TWOINT"] = types["INT_INT"]
-    for alias, name in {"F_INT": "INTEGER", "F_FLOAT": "REAL", "F_DOUBLE": "DOUBLE_PRECISION"}.items():
+    for alias, name in _FORTRAN.items():
         types[alias] = types[name]
     return types
 

@@ -64,12 +64,15 @@ class Group:
         places = range(len(self.members)) if ranks is None else ranks
         return [there.index(self.members[r]) if self.members[r] in there else UNDEFINED for r in places]
 
-    @classmethod
-    def Compare(cls, group1: Group, group2: Group) -> int:
+    def Compare(self, group: Group) -> int:
         """Compare two groups: 0 identical, 2 similar, 3 unequal."""
-        if group1.members == group2.members:
+        if self.members == group.members:
             return 0
-        return 2 if set(group1.members) == set(group2.members) else 3
+        return 2 if set(self.members) == set(group.members) else 3
+
+    def Dup(self) -> Group:
+        """Return the same group."""
+        return Group(self.members, self.me)
 
     def Free(self) -> None:
         """Nothing is held."""

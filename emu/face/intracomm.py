@@ -153,6 +153,10 @@ class Intracomm(Comm):
 
     Clone = Dup
 
+    def Idup(self, info: Any = None) -> tuple[Intracomm, Request]:
+        """Make a communicator of the same ranks, and a request that is done."""
+        return self.Dup(), Request()
+
     def Create(self, group: Group) -> Intracomm:
         """Make a communicator of a group's ranks; every rank of this one calls."""
         place = group.Get_rank()

@@ -57,15 +57,22 @@ class Exception_(RuntimeError):
 
     def Get_error_class(self) -> int:
         """Return ERR_OTHER."""
-        return 16
+        return _ERROR_CLASSES["ERR_OTHER"]
 
     def Get_error_code(self) -> int:
         """Return ERR_OTHER."""
-        return 16
+        return _ERROR_CLASSES["ERR_OTHER"]
 
     def Get_error_string(self) -> str:
         """Return the message."""
         return str(self)
+
+
+_ERRORS = (
+    "BUFFER", "COUNT", "TYPE", "TAG", "COMM", "RANK", "REQUEST", "ROOT", "GROUP", "OP", "TOPOLOGY", "DIMS", "ARG",
+    "UNKNOWN", "TRUNCATE", "OTHER", "INTERN", "IN_STATUS", "PENDING",
+)  # fmt: skip
+_ERROR_CLASSES = {f"ERR_{name}": number for number, name in enumerate(_ERRORS, 1)}
 
 
 class Info(dict):
@@ -110,7 +117,7 @@ def make(session: Callable[[], Session]) -> types.ModuleType:
         "THREAD_SINGLE": 0, "THREAD_FUNNELED": 1, "THREAD_SERIALIZED": 2, "THREAD_MULTIPLE": 3,
         "MAX_PROCESSOR_NAME": 256, "MAX_ERROR_STRING": 256, "BSEND_OVERHEAD": 128, "SUCCESS": 0,
         "VERSION": VERSION, "SUBVERSION": SUBVERSION, "Compute_dims": cart.compute_dims,
-        **comm.KEYVALS, **datatypes.NAMED, **ops.NAMED,
+        **comm.KEYVALS, **datatypes.NAMED, **ops.NAMED, **_ERROR_CLASSES,
     }  # fmt: skip
     names |= _functions(session)
     for name, value in names.items():

@@ -125,7 +125,7 @@ NAMED = {
     "BXOR": Op("BXOR", "bxor", operator.xor),
     "MAXLOC": Op("MAXLOC", None, _locate_objects(True)),
     "MINLOC": Op("MINLOC", None, _locate_objects(False)),
-    "REPLACE": Op("REPLACE", None, lambda x, y: x, commutative=False),
-    "NO_OP": Op("NO_OP", None, lambda x, y: y, commutative=False),
+    "REPLACE": Op("REPLACE", None, lambda x, y: y, commutative=False),
+    "NO_OP": Op("NO_OP", None, lambda x, y: x, commutative=False),
 }
 OP_NULL = Op("OP_NULL", None, lambda x, y: None)
