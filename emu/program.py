@@ -109,9 +109,13 @@ def replay(
     *,
     profile: str = "ideal",
     detail: str = "flows",
+    watch: Callable[[Any], None] | None = None,
     **settings: str,
 ) -> Timeline:
-    """Return the times on a cluster of a trace, or of the file of one; nothing is run."""
+    """Return the times on a cluster of a trace, or of the file of one; nothing is run.
+
+    `watch` is called with the engine before it begins, for who shows how far it is.
+    """
     from emu.engine import resolve
     from emu.timeline import Timeline
 
@@ -120,7 +124,7 @@ def replay(
     if not isinstance(trace, Trace):
         trace = Trace.load(trace)
     made = _cluster(cluster, settings, trace.world_size)
-    return Timeline(resolve(trace, made, profile=profile, detail=detail), trace, made)
+    return Timeline(resolve(trace, made, profile=profile, detail=detail, watch=watch), trace, made)
 
 
 def run_here(

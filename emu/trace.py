@@ -19,12 +19,14 @@ A row is 32 bytes. What the columns mean depends on the operation:
 
 References are relative (`back` counts from the newest request or event), so equal steps are equal
 bytes. SEND and RECV never block: they start when their stream reaches them and make a request, which a
-later WAIT of the same stream waits for. The i-th SEND matches the i-th RECV of equal (context, source,
+later WAIT of the same stream waits for. In a template, c of SEND, RECV and COMPUTE is a number of `Lengths`, or 0.
+The i-th SEND matches the i-th RECV of equal (context, source,
 destination, tag); rows of collectives match among themselves, stream by stream.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -33,6 +35,7 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +43,7 @@ import numpy as np
 
 from emu.errors import ConfigError, TraceError
 
-VERSION = 1
+VERSION = 2  # from 2 on, templates may have lengths
 
 
 class Op(IntEnum):
@@ -81,13 +84,66 @@ DTYPES = (
 DTYPE_CODE: Mapping[str, int] = {name: code for code, name in enumerate(DTYPES)}
 
 
+MOST_LENGTHS = 255  # that ranks may have of one template
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Numbers of elements that differ between the ranks of one template.
+
+    `column[place]` is the column of a place in the group, -1 of those that do otherwise. A row of the template with
+    c = k > 0 is about values[codes[k - 1, column]] elements: its `n` and `x` are those of one element.
+    """
+
+    column: np.ndarray  # int32
+    codes: np.ndarray  # uint8
+    values: np.ndarray  # int64
+
+    @cached_property
+    def digest(self) -> bytes:
+        """What tells equal ones."""
+        parts = (self.column, self.codes, self.values)
+        return hashlib.sha256(b"".join(hashlib.sha256(part.tobytes()).digest() for part in parts)).digest()
+
+    def at(self, place: int) -> np.ndarray:
+        """Return all numbers of elements of the rank at a place."""
+        return self.values[self.codes[:, self.column[place]]]
+
+
 @dataclass(frozen=True)
 class Template:
-    """One rank's part in a collective, recorded once: `rows` with peers as (peer - me) mod group_size."""
+    """A part in a collective, recorded once: `rows` with peers as (peer - me) mod group_size.
+
+    Of ranks that do the same with other lengths there is one template, with `lengths`.
+    """
 
     name: str
     group_size: int
     rows: np.ndarray
+    lengths: Lengths | None = None
+
+    def rows_at(self, place: int) -> np.ndarray:
+        """Return the rows of the rank at a place of the group, with its own lengths."""
+        if self.lengths is None:
+            return self.rows
+        rows = self.rows.copy()
+        some = np.flatnonzero(rows["c"])
+        elements = self.lengths.at(place)[rows["c"][some] - 1]
+        rows["n"][some] *= elements
+        rows["x"][some] *= elements
+        rows["c"] = 0
+        return rows
+
+    def sent_bytes(self, to_itself: bool = False) -> np.ndarray:
+        """Return the bytes that the rank at each place sends to others; 0 for a place that does otherwise."""
+        sends = self.rows[(self.rows["op"] == Op.SEND) & (to_itself | (self.rows["a"] != 0))]
+        total = np.full(self.group_size, sends["n"][sends["c"] == 0].sum(), np.int64)
+        if self.lengths is not None:
+            each = np.zeros(len(self.lengths.codes), np.int64)
+            np.add.at(each, sends["c"][sends["c"] > 0] - 1, sends["n"][sends["c"] > 0])
+            by_column = sum(n * self.lengths.values[codes] for n, codes in zip(each, self.lengths.codes, strict=True))
+            total = np.where(self.lengths.column < 0, 0, total + np.asarray(by_column)[self.lengths.column])
+        return total
 
 
 @dataclass(frozen=True)
@@ -117,6 +173,13 @@ class Trace:
         """Names of the streams by index; 0 is the default stream."""
         return tuple(self.header.get("streams", ("default",)))
 
+    def place(self, group: int, rank: int) -> int:
+        """Return the place of a world rank in a group. Raise KeyError where it is no member."""
+        places = self._cache.setdefault("places", {})
+        if group not in places:
+            places[group] = {member: i for i, member in enumerate(self.groups[group])}
+        return places[group][rank]
+
     def save(self, path: str | os.PathLike) -> None:
         """Write the trace to `path`, whole or not at all. Raise ConfigError where that is impossible."""
         write_whole(Path(path), _to_bytes(self))
@@ -138,6 +201,7 @@ def _to_bytes(trace: Trace) -> bytes:
         "labels": list(trace.labels),
         "groups": [list(group) for group in trace.groups],
         "templates": [[t.name, t.group_size] for t in trace.templates],
+        "lengths": {str(i): len(t.lengths.codes) for i, t in enumerate(trace.templates) if t.lengths is not None},
     }
     target = io.BytesIO()
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
@@ -148,6 +212,10 @@ def _to_bytes(trace: Trace) -> bytes:
             with archive.open(f"{name}.rows", "w", force_zip64=True) as entry:
                 for log in logs:
                     entry.write(np.ascontiguousarray(log).tobytes())
+        for i in index["lengths"]:
+            lengths = trace.templates[int(i)].lengths
+            for name in ("column", "codes", "values"):
+                archive.writestr(f"lengths.{i}.{name}", getattr(lengths, name).tobytes())
     return target.getvalue()
 
 
@@ -162,8 +230,10 @@ def _from_bytes(data: bytes, where: str) -> Trace:
                     "record it again with this emu"
                 )
             ranks, rows = _read_logs(archive, "ranks"), _read_logs(archive, "templates")
+            lengths = {int(i): _read_lengths(archive, int(i), count) for i, count in index.get("lengths", {}).items()}
         templates = tuple(
-            Template(name, size, log) for (name, size), log in zip(index["templates"], rows, strict=True)
+            Template(name, size, log, lengths.get(i))
+            for i, ((name, size), log) in enumerate(zip(index["templates"], rows, strict=True))
         )
         trace = Trace(
             header=index["header"],
@@ -203,6 +273,27 @@ def _read_logs(archive: zipfile.ZipFile, name: str) -> list[np.ndarray]:
     return [rows[end - n : end] for n, end in zip(lengths, np.cumsum(lengths), strict=True)]
 
 
+def _read_lengths(archive: zipfile.ZipFile, number: int, count: int) -> Lengths:
+    parts = {"column": np.int32, "codes": np.uint8, "values": np.int64}
+    column, codes, values = (
+        np.frombuffer(archive.read(f"lengths.{number}.{name}"), dtype=kind) for name, kind in parts.items()
+    )
+    return Lengths(column, codes.reshape(count, -1), values)
+
+
+def _check_lengths(template: Template) -> None:
+    lengths, where = template.lengths, f"template {template.name}"
+    rows = template.rows[np.isin(template.rows["op"], (Op.SEND, Op.RECV, Op.COMPUTE))]
+    _in_range(where, "length", rows["c"], 1 if lengths is None else len(lengths.codes) + 1)
+    if lengths is None:
+        return
+    if len(lengths.column) != template.group_size:
+        raise ValueError(f"{where}: {template.group_size} places are expected, got {len(lengths.column)}")
+    _in_range(where, "column", lengths.column + 1, lengths.codes.shape[1] + 1)
+    _in_range(where, "length", lengths.codes, len(lengths.values))
+    _in_range(where, "size", lengths.values, np.iinfo(np.int64).max)
+
+
 def _check(trace: Trace) -> None:
     """Check that every row points to what exists, so that the engine may index without looking."""
     if trace.world_size != trace.header["world_size"]:
@@ -225,6 +316,8 @@ def _check(trace: Trace) -> None:
             _in_range(where, "peer", rows["a"][(op == Op.RECV)] + 1, trace.world_size + 1)
         if not np.isfinite(rows["x"]).all() or (rows["x"] < 0).any():
             raise ValueError(f"{where}: a cost that is negative or not finite")
+    for template in trace.templates:
+        _check_lengths(template)
     for group in trace.groups:
         _in_range("groups", "rank", np.array(group), trace.world_size)
 

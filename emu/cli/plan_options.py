@@ -100,7 +100,7 @@ _OPTIONS = (
     click.option("--batch", default=128, show_default=True, type=_COUNT, help="Global batch size."),
     click.option("--micro-batches", default=1, show_default=True, type=_COUNT,
                  help="Parts of each worker's batch, one after another; their gradients accumulate."),
-    click.option("--steps", type=_COUNT, help="Training steps [20; 1 at real sizes]."),
+    click.option("--steps", type=_COUNT, help="Training steps [20; 1 at real sizes; 2 dry on more than 64 GPUs]."),
     click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0),
                  help="Seed of weights and batches."),
     click.option("--dtype", metavar="fp64|fp32|tf32|fp16|bf16",

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from emu.wall.run import Pace, Wall
 
 
+DRY_STEPS = 2  # of a small model on many GPUs: the first, and one with the buckets that all others have
+MOST_COMPARED = 256  # ranks of a run that is timed on other links without being asked
+
+
 @dataclass(frozen=True)
 class Options:
     """What the command line asks for beyond the plan."""
@@ -39,9 +43,10 @@ class Options:
     device: str
     as_json: bool
     output: str | None
-    what_if: bool
+    what_if: bool | None  # None: where it takes seconds
     one_rank: bool
     pace: Pace | None = None  # of the wall clock; None: the virtual clock
+    steps_asked: bool = True
 
 
 @click.command()
@@ -52,7 +57,7 @@ class Options:
 @profile_option
 @click.option("--device", default="numpy", show_default=True, metavar="numpy|cupy", help="Where buffers really live.")
 @wall_options
-@click.option("--what-if/--no-what-if", default=True, help="Time the same run on other links.")
+@click.option("--what-if/--no-what-if", default=None, help="Time the same run on other links [up to 256 GPUs].")
 @click.option("--one-rank/--no-one-rank", default=True, help="Compare with the same training on one rank.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--output", metavar="DIR", help="Where the trace, summary and timeline go [emu-runs/train-N].")
@@ -60,7 +65,7 @@ def train(
     ranks: int | None, hostfile: str | None, local: int | None, dry: bool,
     cluster: str | None, link: str | None, settings: tuple[str, ...],
     profile: str, device: str, clock: str, dilation: str | None, compute: str | None, speedup: float | None,
-    what_if: bool, one_rank: bool, as_json: bool, output: str | None, **asked: Any,
+    what_if: bool | None, one_rank: bool, as_json: bool, output: str | None, **asked: Any,
 ) -> None:  # fmt: skip
     """Train a model on emulated GPUs: real gradients, emulated time.
 
@@ -69,9 +74,10 @@ def train(
     """
     from emu.comm.mpi_start import start_mpirun, started_by_mpirun
 
+    steps_asked = asked["steps"] is not None
     plan = read_plan(asked)
     pace = read_pace(clock, dilation, compute, speedup)
-    options = Options(cluster, link, settings, profile, device, as_json, output, what_if, one_rank, pace)
+    options = Options(cluster, link, settings, profile, device, as_json, output, what_if, one_rank, pace, steps_asked)
     if pace is not None and (dry or local is not None):
         raise ConfigError("--clock wall: ranks that are processes are expected, got --local or --dry; use mpirun or -n")
     if ranks is not None and local is not None:
@@ -125,10 +131,14 @@ def _train_here(plan: Plan, options: Options, ranks: int | None, dry: bool) -> N
     from emu.parallel.training import train as program
     from emu.program import run_here
 
+    from dataclasses import replace
+
     began = time.perf_counter()
     plan, cluster = _check(plan, options, ranks, dry)
     ranks = ranks or cluster.size
     folder = folder_for(options.output, "train")
+    if dry and ranks > MOST_RANKS and not options.steps_asked:
+        plan = replace(plan, steps=min(plan.steps, DRY_STEPS))
     if dry:
         outcome, trace = record(plan, cluster, ranks, options.profile, _program(plan))
         _report(plan, options, cluster, folder, outcome, trace, began, dry=True)
@@ -217,7 +227,7 @@ def _report(
     timeline = (timed if dry else replay)(trace, cluster, profile=options.profile)
     small = trace.world_size <= MOST_RANKS
     alone = _one_rank(plan, options, cluster) if options.one_rank and outcome.losses else None
-    links = _links(plan, trace, cluster, outcome) if options.what_if and _can_compare(plan) else []
+    links = _links(plan, trace, cluster, outcome) if _compares(plan, options, trace) else []
     if small or options.output is not None:
         trace.save(folder / "trace.emu")
     if small:
@@ -268,9 +278,12 @@ def _one_rank(plan: Plan, options: Options, cluster: Cluster) -> Outcome:
     return run_here(lambda gpu: program(gpu, alone), cluster, 1, device=options.device)[0][0]
 
 
-def _can_compare(plan: Plan) -> bool:
-    """Say whether the plan is one of the two that are compared on other links."""
-    return plan.strategy in ("ddp", "ps") and plan.tp * plan.pp * plan.micro_batches == 1 and plan.hook == "none"
+def _compares(plan: Plan, options: Options, trace: Trace) -> bool:
+    """Say whether the run is compared on other links: its plan can be, and it is asked for or small enough."""
+    wanted = options.what_if
+    if wanted is None:
+        wanted = trace.world_size <= MOST_COMPARED
+    return wanted and plan.strategy in ("ddp", "ps") and plan.tp * plan.pp * plan.micro_batches == 1 and plan.hook == "none"
 
 
 def _links(plan: Plan, trace: Trace, cluster: Cluster, outcome: Outcome) -> list[dict[str, Any]]:

@@ -116,9 +116,13 @@ def neighbour_all_gather(comm: Peers, x: Any, out: Any, counts: Sequence[int] | 
 def ring_gather(comm: Peers, x: Any, cut: Sequence[int]) -> None:
     """Complete x, of which rank r holds chunk r, by passing chunks to the right."""
     p, r = comm.size, comm.rank
+    left, right = (r - 1) % p, (r + 1) % p
+    held = x[cut[r] : cut[r + 1]]
     for step in range(p - 1):
-        give, take = (r - step) % p, (r - 1 - step) % p
-        comm.sendrecv(x[cut[give] : cut[give + 1]], (r + 1) % p, x[cut[take] : cut[take + 1]], (r - 1) % p)
+        take = (r - 1 - step) % p
+        taken = x[cut[take] : cut[take + 1]]
+        comm.sendrecv(held, right, taken, left)
+        held = taken
 
 
 def double(comm: Peers, x: Any, cut: Sequence[int], walk: Walk) -> None:

@@ -8,6 +8,7 @@ from emu.collectives.channels import deepest, heads, ring_orders, tree_place
 from emu.collectives.cuts import even_cuts, segment_count, segments
 from emu.collectives.ops import finish, local_op
 from emu.collectives.protocol import Peers
+from emu.comm.at_once import Table
 from emu.comm.calls import collective
 
 BUFFER_BYTES, BUFFER_STEPS = 4 << 20, 8  # of a channel, as NCCL has them
@@ -45,6 +46,7 @@ class _Ring:
 
     def __init__(self, comm: Peers, x: Any, ring: Sequence[int]):
         self.comm, self.x, self.p = comm, x, comm.size
+        ring = Table(ring)
         self.place = ring.index(comm.rank)
         self.left, self.right = ring[(self.place - 1) % self.p], ring[(self.place + 1) % self.p]
         self.cut = even_cuts(x.size, self.p)

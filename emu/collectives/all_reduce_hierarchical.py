@@ -1,18 +1,22 @@
 """All-reduce in nodes first, between nodes second. In place. n is the length of x in bytes."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
+from operator import index
 from typing import Any
 
 from emu.collectives.all_gather import ring_gather
 from emu.collectives.all_reduce_halving import rabenseifner_all_reduce
 from emu.collectives.all_reduce_ring import ring_all_reduce
 from emu.collectives.all_reduce_tree import tree_all_reduce
-from emu.collectives.among import Among
+from emu.collectives.among import Among, Line
 from emu.collectives.cuts import even_cuts
 from emu.collectives.ops import finish, local_op
 from emu.collectives.protocol import Peers
 from emu.collectives.reduce_scatter import ring_reduce
+from emu.comm.at_once import Table
 from emu.comm.calls import collective
 from emu.errors import ConfigError
 
@@ -36,15 +40,14 @@ def hierarchical_all_reduce(
         raise ConfigError(
             f"hierarchical_all_reduce: between must be one of {', '.join(BETWEEN)}, got {between!r}; choose one"
         )
-    places = nodes_of(comm, nodes)
-    members, lanes = members_of(places)
-    mine = members[places[comm.rank]]
-    group = Among(comm, mine)
-    cut = (*even_cuts(x.size, lanes), *[x.size] * (group.size - lanes))
+    by_node = sort_by_node(nodes_of(comm, nodes))
+    node, lane = by_node.node[comm.rank], by_node.lane[comm.rank]
+    size, lanes = index(by_node.sizes[node]), min(by_node.sizes)
+    group = Among(comm, Line(by_node.ranks, Table(range(size)), by_node.first[node]), lane)
+    cut = Table((*even_cuts(x.size, lanes), *[x.size] * (size - lanes)))
     ring_reduce(group, x, cut, plain)
-    lane = group.rank
     if lane < lanes:
-        across = Among(comm, [node[lane] for node in members.values()])
+        across = Among(comm, Line(by_node.ranks, by_node.first, lane), node)
         BETWEEN[between](across, x[cut[lane] : cut[lane + 1]], plain)
     ring_gather(group, x, cut)
     finish(comm, x, op, comm.size)
@@ -68,14 +71,39 @@ def nodes_on(cluster: Any, group: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(cluster.node_of(rank) for rank in group)
 
 
-@lru_cache(maxsize=16)
-def members_of(nodes: tuple[int, ...]) -> tuple[dict[int, list[int]], int]:
-    """List the ranks of each node, nodes in the order of their first rank; and the size of the smallest.
+@dataclass(frozen=True)
+class ByNode:
+    """Ranks sorted by node: those of node i are `ranks[first[i]]` and the `sizes[i]` - 1 behind it.
 
-    >>> members_of((0, 0, 1, 0))
-    ({0: [0, 1, 3], 1: [2]}, 1)
+    `node` and `lane` are each rank's node, by number, and its place there.
+    """
+
+    ranks: Table
+    first: Table
+    sizes: Table
+    node: Table
+    lane: Table
+
+
+@lru_cache(maxsize=16)
+def sort_by_node(nodes: tuple[int, ...]) -> ByNode:
+    """Sort ranks by node, nodes in the order of their first rank.
+
+    >>> sort_by_node((7, 7, 1, 7))
+    ByNode(ranks=(0, 1, 3, 2), first=(0, 3), sizes=(3, 1), node=(0, 0, 1, 0), lane=(0, 1, 0, 2))
     """
     members: dict[int, list[int]] = {}
+    lane = []
     for rank, node in enumerate(nodes):
-        members.setdefault(node, []).append(rank)
-    return members, min(len(node) for node in members.values())
+        mine = members.setdefault(node, [])
+        lane.append(len(mine))
+        mine.append(rank)
+    number = {node: i for i, node in enumerate(members)}
+    sizes = [len(ranks) for ranks in members.values()]
+    return ByNode(
+        Table(rank for ranks in members.values() for rank in ranks),
+        Table(accumulate(sizes[:-1], initial=0)),
+        Table(sizes),
+        Table(number[node] for node in nodes),
+        Table(lane),
+    )

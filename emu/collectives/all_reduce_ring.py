@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from emu.collectives.all_gather import ring_gather
-from emu.collectives.cuts import even_cuts, segment_count, segments
+from emu.collectives.cuts import even_cuts, segment_count, segment_edges
 from emu.collectives.ops import finish, local_op
 from emu.collectives.protocol import Peers
 from emu.collectives.reduce_scatter import ring_reduce
@@ -42,13 +42,15 @@ def segmented_ring_all_reduce(
     if p > 1:
         cut = even_cuts(x.size, p)
         k = segment_count(cut[1], x.itemsize, segment_bytes)
-        pieces = [[x[a:b] for a, b in segments(cut[c], cut[c + 1], k)] for c in range(p)]
-        route = [pieces[(r - 1 - step) % p][j] for step in range(2 * p - 1) for j in range(k)]
-        _go_round(comm, route, (p - 1) * k, k, plain)
+        edges = segment_edges(cut, k)
+        chunks = [(r - 1 - step) % p for step in range(2 * p - 1)]
+        route = [x[edges[j][c] : edges[j + 1][c]] for c in chunks for j in range(k)]
+        longest = edges[1][0] - edges[0][0]
+        _go_round(comm, route, (p - 1) * k, k, longest, plain)
     finish(comm, x, op, p)
 
 
-def _go_round(comm: Peers, route: Sequence[Any], adds: int, k: int, plain: str) -> None:
+def _go_round(comm: Peers, route: Sequence[Any], adds: int, k: int, longest: int, plain: str) -> None:
     """Send route[i] on once arrival i - k is in it; arrival i belongs to route[i + k].
 
     The first `adds` arrivals are added, later ones replace what is there: route[i + k] was sent as item
@@ -57,7 +59,6 @@ def _go_round(comm: Peers, route: Sequence[Any], adds: int, k: int, plain: str) 
     """
     left, right, total = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size, len(route) - k
     ahead = k + 1
-    longest = max(piece.size for piece in route)
     spare = [comm.empty(longest, route[0].dtype, like=route[0]) for _ in range(ahead)]
     arriving: deque[Any] = deque()
     leaving: list[Any] = []

@@ -6,18 +6,35 @@ translated, and all messages stay messages of the communicator below.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from emu.collectives.protocol import Peers
+from emu.comm.at_once import Table
+
+
+@dataclass(frozen=True)
+class Line:
+    """Ranks that stand in a table in even steps or odd ones: number i is `ranks[starts[i] + offset]`."""
+
+    ranks: Table
+    starts: Sequence[int]
+    offset: int
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, i: int) -> int:
+        return self.ranks[self.starts[i] + self.offset]
 
 
 class Among:
-    """The ranks `members` of `comm`, numbered from 0 in that order; `comm.rank` must be one of them."""
+    """The ranks `members` of `comm`, numbered from 0 in that order; `comm.rank` must be one of them, number `rank`."""
 
-    def __init__(self, comm: Peers, members: Sequence[int]):
+    def __init__(self, comm: Peers, members: Sequence[int] | Line, rank: int | None = None):
         self._comm = comm
-        self._members = members
-        self.rank = members.index(comm.rank)
+        self._members = members if isinstance(members, Line) else Table(members)
+        self.rank = self._members.index(comm.rank) if rank is None else rank
         self.size = len(members)
         self.reduce, self.copy, self.divide = comm.reduce, comm.copy, comm.divide
         self.empty, self.empty_like, self.waitall = comm.empty, comm.empty_like, comm.waitall

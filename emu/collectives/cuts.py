@@ -8,27 +8,33 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
+from emu.comm.at_once import Table
 from emu.errors import ConfigError
 
 
 @lru_cache(maxsize=1024)
-def even_cuts(n: int, p: int) -> tuple[int, ...]:
+def even_cuts(n: int, p: int) -> Table:
     """Cut n elements for p ranks; the first n % p chunks are one element longer.
 
     >>> even_cuts(7, 3)
     (0, 3, 5, 7)
     """
     base, longer = divmod(n, p)
-    return tuple(i * base + min(i, longer) for i in range(p + 1))
+    return Table(i * base + min(i, longer) for i in range(p + 1))
 
 
-def cuts_of(counts: Sequence[int]) -> tuple[int, ...]:
+def cuts_of(counts: Sequence[int]) -> Table:
     """Turn the lengths of chunks into cuts.
 
     >>> cuts_of([2, 0, 3])
     (0, 2, 2, 5)
     """
-    return (0, *accumulate(counts))
+    return _cuts_of(tuple(counts))
+
+
+@lru_cache(maxsize=64)
+def _cuts_of(counts: tuple[int, ...]) -> Table:
+    return Table((0, *accumulate(counts)))
 
 
 def rotated(cut: Sequence[int], first: int) -> tuple[int, ...]:
@@ -45,6 +51,17 @@ def segments(start: int, stop: int, count: int) -> list[tuple[int, int]]:
     """Cut [start, stop) into `count` segments as even as can be; some are empty if it is shorter."""
     cut = even_cuts(stop - start, count)
     return [(start + cut[i], start + cut[i + 1]) for i in range(count)]
+
+
+@lru_cache(maxsize=16)
+def segment_edges(cut: tuple[int, ...], count: int) -> tuple[Table, ...]:
+    """Cut each chunk into `count` segments: segment j of chunk c is x[edges[j][c] : edges[j + 1][c]].
+
+    >>> segment_edges((0, 5, 9), 2)
+    ((0, 5), (3, 7), (5, 9))
+    """
+    inside = [even_cuts(cut[c + 1] - cut[c], count) for c in range(len(cut) - 1)]
+    return tuple(Table(cut[c] + edges[j] for c, edges in enumerate(inside)) for j in range(count + 1))
 
 
 def segment_count(elements: int, itemsize: int, segment_bytes: int) -> int:
@@ -75,9 +92,10 @@ def cuts_for(
             )
         return even_cuts(whole.size, p)
     cut = cuts_of(checked_counts(where, counts, p))
-    if counts[r] != part.size or cut[p] != whole.size:
+    mine = cut[r + 1] - cut[r]
+    if mine != part.size or cut[p] != whole.size:
         raise ConfigError(
-            f"{where}: counts must fit the buffers, got counts[{r}] = {counts[r]} for a part of {part.size}"
+            f"{where}: counts must fit the buffers, got counts[{r}] = {mine} for a part of {part.size}"
             f" and a sum of {cut[p]} for a whole of {whole.size}; make lengths and counts agree"
         )
     return cut
@@ -92,8 +110,9 @@ def checked_counts(where: str, counts: Sequence[int], p: int) -> Sequence[int]:
 
 def cuts_for_part(where: str, part: Any, counts: Sequence[int], r: int) -> tuple[int, ...]:
     """Cut as `counts` says on a rank that sees only its own part; raise ConfigError if that does not fit."""
-    if counts[r] != part.size:
+    cut = cuts_of(counts)
+    if cut[r + 1] - cut[r] != part.size:
         raise ConfigError(
             f"{where}: my part must hold counts[{r}] = {counts[r]} elements, got {part.size}; make them agree"
         )
-    return cuts_of(counts)
+    return cut

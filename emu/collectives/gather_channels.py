@@ -9,6 +9,7 @@ from emu.collectives.cuts import cuts_for, even_cuts
 from emu.collectives.ops import finish, local_op
 from emu.collectives.protocol import Peers
 from emu.collectives.reduce_scatter import ring_reduce_scatter
+from emu.comm.at_once import Table
 from emu.comm.calls import collective
 
 Rings = Sequence[Sequence[int]]
@@ -48,20 +49,32 @@ def _orders(comm: Any, rings: Rings | None) -> Rings:
     return tuple(tuple(ring) for ring in rings)
 
 
+class _Round:
+    """Ring `number` as one rank sees it: its neighbours, and who stands how far behind."""
+
+    def __init__(self, ring: Sequence[int], rank: int, number: int):
+        self.ring, self.number, self.p = Table(ring), number, len(ring)
+        self.place = self.ring.index(rank)
+        self.left, self.right = self.behind(1), self.behind(-1)
+
+    def behind(self, steps: int) -> int:
+        """Return the rank that stands so many places before this one."""
+        return self.ring[(self.place - steps) % self.p]
+
+
 @collective("all_gather", "channel_ring", planned=True)
 def _all_gather(comm: Peers, x: Any, out: Any, rings: Rings) -> None:
     p = comm.size
     cut = cuts_for("channel_ring_all_gather", x, out, p, comm.rank, None)
     comm.copy(out[cut[comm.rank] : cut[comm.rank + 1]], x)
     part = even_cuts(x.size, len(rings))
+    rounds = [_Round(ring, comm.rank, c) for c, ring in enumerate(rings)]
     for step in range(p - 1):
         requests = []
-        for c, ring in enumerate(rings):
-            place = ring.index(comm.rank)
-            give, take = ring[(place - step) % p], ring[(place - step - 1) % p]
-            requests.append(comm.irecv(out[cut[take] + part[c] : cut[take] + part[c + 1]], ring[place - 1], c))
-            sent = out[cut[give] + part[c] : cut[give] + part[c + 1]]
-            requests.append(comm.isend(sent, ring[(place + 1) % p], c))
+        for ring in rounds:
+            c, give, take = ring.number, ring.behind(step), ring.behind(step + 1)
+            requests.append(comm.irecv(out[cut[take] + part[c] : cut[take] + part[c + 1]], ring.left, c))
+            requests.append(comm.isend(out[cut[give] + part[c] : cut[give] + part[c + 1]], ring.right, c))
         comm.waitall(requests)
 
 
@@ -75,17 +88,18 @@ def _reduce_scatter(comm: Peers, x: Any, out: Any, op: str, rings: Rings) -> Non
     def mine(owner: int, c: int) -> Any:
         return x[cut[owner] + part[c] : cut[owner] + part[c + 1]]
 
-    partial = [mine(ring[ring.index(comm.rank) - 1], c) for c, ring in enumerate(rings)]
+    rounds = [_Round(ring, comm.rank, c) for c, ring in enumerate(rings)]
+    partial = [mine(ring.left, ring.number) for ring in rounds]
     for step in range(p - 1):
         requests = []
-        for c, ring in enumerate(rings):
-            place = ring.index(comm.rank)
-            requests.append(comm.irecv(spare[c][step % 2], ring[place - 1], c))
-            requests.append(comm.isend(partial[c], ring[(place + 1) % p], c))
+        for ring in rounds:
+            c = ring.number
+            requests.append(comm.irecv(spare[c][step % 2], ring.left, c))
+            requests.append(comm.isend(partial[c], ring.right, c))
         comm.waitall(requests)
-        for c, ring in enumerate(rings):
-            owner = ring[(ring.index(comm.rank) - step - 2) % p]
-            comm.reduce(plain, spare[c][step % 2], mine(owner, c))
+        for ring in rounds:
+            c = ring.number
+            comm.reduce(plain, spare[c][step % 2], mine(ring.behind(step + 2), c))
             partial[c] = spare[c][step % 2]
     for c, got in enumerate(partial):
         comm.copy(out[part[c] : part[c + 1]], got)

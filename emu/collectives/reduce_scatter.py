@@ -150,16 +150,17 @@ def ring_reduce(comm: Peers, x: Any, cut: Sequence[int], op: str, out: Any = Non
         comm.copy(out, own)
     longest = max(cut[i + 1] - cut[i] for i in range(p))
     spare = [comm.empty(longest, x.dtype, like=x) for _ in range(min(2, p - 1))]
-    first = (r - 1) % p
-    partial = x[cut[first] : cut[first + 1]]
+    left, right = (r - 1) % p, (r + 1) % p
+    partial = x[cut[left] : cut[left + 1]]
     for step in range(p - 1):
         c = (r - 2 - step) % p
-        got = spare[step % 2][: cut[c + 1] - cut[c]]
-        comm.sendrecv(partial, (r + 1) % p, got, (r - 1) % p)
-        if c == r:
+        mine = x[cut[c] : cut[c + 1]]
+        got = spare[step % 2][: mine.size]
+        comm.sendrecv(partial, right, got, left)
+        if step == p - 2:  # my own chunk has come round
             comm.reduce(plain, own if out is None else out, got)
         else:
-            comm.reduce(plain, got, x[cut[c] : cut[c + 1]])
+            comm.reduce(plain, got, mine)
         partial = got
 
 

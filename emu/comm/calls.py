@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from emu.comm.plan import Plan, sketch
-from emu.comm.recording import Log, relative, requests_in
+from emu.comm.recording import Log, relative
 from emu.comm.sites import call_site
 from emu.comm.wire import Call
 from emu.errors import ConfigError
@@ -123,12 +123,14 @@ def run_call(comm: Comm, spec: Collective, args: tuple, kwargs: dict) -> Any:
     if not comm.templates or label in log.tables.untemplated:
         return _run_flat(comm, spec, args, kwargs)
     key = (label, comm.size, comm.rank, known.terms)
-    number = log.tables.template_ids.get(key)
+    number = log.tables.template_of(*key)
+    if number is None and comm.dry and _record_together(comm, spec, args, kwargs, known.terms):
+        number = log.tables.template_of(*key)
     if number is None or (not comm.dry and comm.calls_begun % SAMPLE_EVERY == 0):
         return _run_recording(comm, spec, args, kwargs, key, known.nbytes)
-    log.call(number, _group(comm), comm.context, known.nbytes)
+    _write(comm, number, key, known.nbytes)
     if comm.dry:
-        log.posted[log.stream] += requests_in(log.tables.templates[number].rows)
+        log.posted[log.stream] += log.tables.requests[number]
         return None
     return _run_muted(comm, spec, args, kwargs, known)
 
@@ -215,8 +217,23 @@ def _run_recording(comm: Comm, spec: Collective, args: tuple, kwargs: dict, key:
     else:
         log.tables.label(spec.label)
         number = log.tables.add_template(key, Template(spec.label, comm.size, rows))
-        log.call(number, _group(comm), comm.context, nbytes)
+        _write(comm, number, key, nbytes)
     return result
+
+
+def _write(comm: Comm, number: int, key: Any, nbytes: int) -> None:
+    """Write a call by its template."""
+    log = comm.log
+    log.call(number, _group(comm), comm.context, nbytes)
+    if log.signatures is not None:
+        label, _, _, terms = key
+        log.signatures.append((label, terms))
+
+
+def _record_together(comm: Comm, spec: Collective, args: tuple, kwargs: dict, terms: Any) -> bool:
+    from emu.comm.together import record_together
+
+    return record_together(comm, spec, args, kwargs, terms)
 
 
 def spill(log: Log) -> None:

@@ -155,13 +155,13 @@ class Comm:
                 function(received, into, out=into)
             else:
                 function(into, received, out=into)
-        self.log.compute(dtype_code(into), self.log.tables.label("reduce"), 3 * into.nbytes, float(into.size))
+        self.log.compute(dtype_code(into), self.log.tables.label("reduce"), 3 * into.nbytes, into.size)
 
     def scale(self, x: Any, factor: float) -> None:
         """Multiply x in place; its cost is recorded."""
         if not self.dry:
             np.multiply(x, x.dtype.type(factor), out=x)
-        self.log.compute(dtype_code(x), self.log.tables.label("scale"), 2 * x.nbytes, float(x.size))
+        self.log.compute(dtype_code(x), self.log.tables.label("scale"), 2 * x.nbytes, x.size)
 
     def divide(self, x: Any, by: int) -> None:
         """Divide x in place, integers rounding down; its cost is recorded."""
@@ -170,7 +170,7 @@ class Comm:
                 x //= by
             else:
                 x /= x.dtype.type(by)
-        self.log.compute(dtype_code(x), self.log.tables.label("divide"), 2 * x.nbytes, float(x.size))
+        self.log.compute(dtype_code(x), self.log.tables.label("divide"), 2 * x.nbytes, x.size)
 
     def copy(self, into: Any, x: Any) -> None:
         """Copy x into `into` on this device; its cost is recorded."""

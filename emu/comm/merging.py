@@ -7,6 +7,7 @@ the same program gives the same trace however it was run: in one process, withou
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ def merge(logs: Sequence[tuple[bytes | bytearray, Tables]], header: Mapping[str,
         for i in _first_uses(calls["a"]):
             template, key = table.templates[i], keys[i]
             if key not in contents:
-                contents[key] = Template(template.name, template.group_size, _by_name(template.rows, names, labels))
+                contents[key] = replace(template, rows=_by_name(template.rows, names, labels))
                 labels.number(template.name)
             templates.number(key)
         labels.take(names, _labels_used(log, op))
@@ -93,7 +94,8 @@ def _contents(table: Tables) -> list[tuple]:
     for template in table.templates:
         used = _first_uses(_labels_used(template.rows, template.rows["op"]))
         bare = _relabel(template.rows, _positions(used, len(names)))
-        found.append((template.name, template.group_size, tuple(names[k] for k in used), bare.tobytes()))
+        lengths = None if template.lengths is None else template.lengths.digest
+        found.append((template.name, template.group_size, tuple(names[k] for k in used), bare.tobytes(), lengths))
     return found
 
 

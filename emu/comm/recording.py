@@ -9,6 +9,7 @@ import struct
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,9 @@ class Tables:
     templates: list[Template] = field(default_factory=list)
     requests: list[int] = field(default_factory=list)  # that a template makes
     template_ids: dict[Any, int] = field(default_factory=dict)  # call signature -> template
-    template_contents: dict[tuple[str, int, bytes], int] = field(default_factory=dict)
+    template_contents: dict[Any, int] = field(default_factory=dict)
+    families: dict[Any, np.ndarray] = field(default_factory=dict)  # signature without rank -> each rank's template
+    one_by_one: set[str] = field(default_factory=set)  # labels whose calls can't be recorded for all ranks at once
     untemplated: dict[str, str] = field(default_factory=dict)  # label -> why its calls are recorded flat
     streams: dict[str, int] = field(default_factory=lambda: {"default": 0})
 
@@ -40,15 +43,24 @@ class Tables:
         """Return the number of a label, new or known."""
         return self.labels.setdefault(name, len(self.labels))
 
+    def template_of(self, label: str, size: int, rank: int, terms: Any) -> int | None:
+        """Return the template of a call that is known: of an algorithm, in a group, with such arguments."""
+        number = self.template_ids.get((label, size, rank, terms))
+        if number is None and (family := self.families.get((label, size, terms))) is not None:
+            number = int(family[rank]) if family[rank] >= 0 else None
+        return number
+
     def add_template(self, signature: Any, template: Template) -> int:
-        """Return the template's number; equal contents are kept once."""
-        content = (template.name, template.group_size, template.rows.tobytes())
+        """Return the template's number; equal contents are kept once. `signature` is what it is of (None: several)."""
+        lengths = None if template.lengths is None else template.lengths.digest
+        content = (template.name, template.group_size, template.rows.tobytes(), lengths)
         number = self.template_contents.get(content)
         if number is None:
             number = self.template_contents[content] = len(self.templates)
             self.templates.append(template)
             self.requests.append(requests_in(template.rows))
-        self.template_ids[signature] = number
+        if signature is not None:
+            self.template_ids[signature] = number
         return number
 
 
@@ -60,7 +72,7 @@ class Log:
     """
 
     __slots__ = ("data", "rank", "tables", "stream", "flag", "muted", "posted", "events", "sites", "base",
-                 "shipped", "spilled", "about", "inner")  # fmt: skip
+                 "shipped", "spilled", "about", "inner", "signatures")  # fmt: skip
 
     def __init__(self, rank: int, tables: Tables | None = None) -> None:
         self.data = bytearray()
@@ -75,6 +87,7 @@ class Log:
         self.shipped = 0  # bytes that an engine has been told
         self.inner: tuple[int, int] | None = None  # label and context of the call that is recorded as a template
         self.spilled = False  # rows of that call have been told already: it can't become one
+        self.signatures: list[tuple[str, Any]] | None = None  # label and terms of each call from here on, if asked for
         self.about = ""  # what the collectives that follow are about, which ranks must agree on too
         self.sites: deque[Any] = deque(maxlen=8)  # where the latest plain messages stand in the program
 
@@ -188,6 +201,13 @@ def requests_in(rows: np.ndarray) -> int:
     return int(np.count_nonzero((rows["op"] == Op.SEND) | (rows["op"] == Op.RECV)))
 
 
+@lru_cache(maxsize=16)
+def _sorted(group: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the places of a group in the order of their world ranks, and those ranks."""
+    order = np.argsort(group)
+    return order, np.asarray(group)[order]
+
+
 def relative(rows: np.ndarray, group: Sequence[int], mine: int, stream: int) -> np.ndarray | str:
     """Return one call's rows with peers relative to position `mine` of `group`, or why that cannot be."""
     op = rows["op"]
@@ -197,8 +217,7 @@ def relative(rows: np.ndarray, group: Sequence[int], mine: int, stream: int) -> 
         return "it uses events"
     messages = (op == Op.SEND) | (op == Op.RECV)
     peers = rows["a"][messages]
-    order = np.argsort(group)
-    world = np.asarray(group)[order]
+    order, world = _sorted(tuple(group))
     found = np.searchsorted(world, peers).clip(max=len(group) - 1)
     if (world[found] != peers).any():
         return "it sends outside its group, or receives from any source"

@@ -9,7 +9,7 @@ from emu.engine import layout as L
 from emu.engine.library import Library
 from emu.engine.state import State
 from emu.errors import TraceError
-from emu.trace import Template
+from emu.trace import Lengths, Template
 
 _NOT_IN_TEMPLATES = (L.CALL, L.SYNC, L.AWAIT, L.RECORD)
 
@@ -33,6 +33,8 @@ class Calls:
         self.kept = np.zeros(0, np.int64)
         self.window = np.zeros(0, np.int64)
         self.messages = np.zeros(0, np.int64)
+        self._lengths: dict[int, tuple[np.ndarray, int, int, int]] = {}
+        self._used: dict[int, int] = {}  # entries of the state's arrays of lengths
         self._numbers: list[int] = []  # of the templates as they were declared
         self._variants: dict[tuple[int, Any], int] = {}
 
@@ -73,7 +75,10 @@ class Calls:
                 )
             first = state.append_rows(rows, np.arange(len(rows), dtype=np.int32))
             posts, kept = _requests(rows, op)
-            table[width * len(self.templates) :][:width] = first, first + len(rows), label, self.renumber and kept == 0
+            entry = table[width * len(self.templates) :][:width]
+            entry[:4] = first, first + len(rows), label, self.renumber and kept == 0
+            if template.lengths is not None:
+                entry[4:] = self._write_lengths(template.lengths)
             self.templates.append(template)
             way = (rows["b"].astype(np.int64) >> L.WAY_SHIFT) * template.group_size + rows["a"]
             self.sends.append(np.unique(way[op == L.SEND]))
@@ -83,6 +88,23 @@ class Calls:
         more = np.array(told, np.int64).T
         for name, values in zip(("posts", "kept", "window", "messages"), more, strict=True):
             setattr(self, name, np.concatenate([getattr(self, name), values]))
+
+    def _write_lengths(self, lengths: Lengths) -> tuple[int, int, int, int]:
+        """Put what differs between a template's ranks into the state, once; return where it stands."""
+        known = self._lengths.get(id(lengths.codes))
+        if known is None:
+            width = lengths.codes.shape[1]
+            code = self._append(L.T_CODE, lengths.codes.reshape(-1))
+            known = lengths.codes, code - width, width, self._append(L.T_COLUMN, lengths.column)
+            self._lengths[id(lengths.codes)] = known
+        return known[1], known[2], self._append(L.T_LENGTH, lengths.values), known[3]
+
+    def _append(self, slot: int, values: np.ndarray) -> int:
+        """Add to an array of the state; return where."""
+        first = self._used.get(slot, 0)
+        self._used[slot] = first + len(values)
+        self.state.exact_room(slot, first + len(values), first)[first : first + len(values)] = values
+        return first
 
     def number(self, rows: np.ndarray) -> None:
         """Number the templates that CALL rows name as they stand here: as the library runs them. In place."""

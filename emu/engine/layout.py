@@ -122,7 +122,9 @@ RANK = np.dtype([
     ("pauses", "i4"), ("pad", "i4")],
     align=True)
 
-TEMPLATE_WIDTH = 4  # of the table of templates: first row, end, label, whether all its requests are waited for in it
+# Of the table of templates: first row, end, label, whether all its requests are waited for in it; then, where lengths
+# differ between its ranks: the first code less one line of them, a line's length, the first value, the first column.
+TEMPLATE_WIDTH = 8
 SEGMENT = np.dtype([("first", "i8"), ("end", "i8"), ("next", "i8")])
 
 GPU_DTYPES = 32
@@ -149,8 +151,8 @@ REALS = 8
  T_ROWS, T_ROW_ID, T_SEGMENT, T_TEMPLATE, T_GROUP, T_MEMBER, T_SPAN, T_FLOW, T_GPU, T_RANK, T_EVENT_TIME,
  T_EVENT_WAITER, T_COUNT, T_REAL, T_NODE, T_ROUTE_LINKS, T_SET, T_FILL_HEAP, T_TOUCHED, T_DIRTY, T_REGROUP,
  T_PAIR_KEY, T_PAIR_ROUTE, T_HOST_ROUTE, T_NEW, T_REQUEST_PEER, T_FAULT, T_TCP, T_PORT, T_PAUSE, T_FAN,
- T_LOST, T_SHUFFLE, T_WINDOW_LOG, T_QUEUE_LOG, T_QUEUE_TIMES) = range(46)
-TABLE = 48
+ T_LOST, T_SHUFFLE, T_WINDOW_LOG, T_QUEUE_LOG, T_QUEUE_TIMES, T_CODE, T_LENGTH, T_COLUMN) = range(49)
+TABLE = 56
 
 # What `run` returns.
 IDLE, AT_HORIZON, NEED_MESSAGES, NEED_CHANNELS, NEED_REQUESTS, NEED_HEAP, NEED_LOG = range(7)

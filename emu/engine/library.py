@@ -77,13 +77,14 @@ class Library:
         if terms.steps:
             moves = (rows["op"] == L.SEND) | (rows["op"] == L.RECV)
             rows["b"][moves] += self._code(terms) << L.WAY_SHIFT
-        received = rows["n"][rows["op"] == L.RECV]
-        if len(received) and (terms.fill_s > 0 or terms.drain_bytes_per_s < math.inf):
-            last = np.zeros(1, rows.dtype)
-            last["op"], last["flag"] = L.ELAPSED, L.COLLECTIVE
-            last["x"] = terms.fill_s + received[-1] / terms.drain_bytes_per_s
-            rows = np.concatenate([rows, last])
-        return Template(template.name, template.group_size, rows)
+        received = rows[rows["op"] == L.RECV]
+        if len(received):
+            drained = _elapsed(int(received["n"][-1]), terms.drain_bytes_per_s, int(received["c"][-1]))
+            filled = _elapsed(0, terms.fill_s, 0)
+            more = [filled] if terms.fill_s > 0 else []
+            more += [drained] if terms.drain_bytes_per_s < math.inf else []
+            rows = np.concatenate([rows, *more])
+        return replace(template, rows=rows)
 
     def by_way(self, way: int, table: RouteTable) -> tuple[RouteTable, np.ndarray, int]:
         """Return routes as a way has them, the wire's bytes for a byte on each, and the buffer."""
@@ -120,6 +121,13 @@ class Library:
         protocol = _protocol(graph, collective, family, nbytes)
         terms = terms_of(self.cluster, graph, family, protocol, nbytes, self.profile.launch_s)
         return _chained(terms, graph) if collective in ("broadcast", "reduce") else terms
+
+
+def _elapsed(nbytes: int, x: float, number: int) -> np.ndarray:
+    """Return the row of a duration: of x seconds, or of so many bytes (a number of lengths beside them) at rate x."""
+    row = np.zeros(1, L.ROW)
+    row["op"], row["flag"], row["c"], row["n"], row["x"] = L.ELAPSED, L.COLLECTIVE, number, nbytes, x
+    return row
 
 
 def _family(name: str, collective: str, graph: nccl.Graph) -> str:

@@ -54,7 +54,7 @@ def entry(signature: str):
     """Compile a function that Python calls, once per change of any file of the engine."""
 
     def wrap(function):
-        dispatcher = njit(error_model="numpy")(function)
+        dispatcher = njit(error_model="numpy", nogil=True)(function)
         dispatcher._cache = _EngineFunctionCache(function)
         dispatcher.compile(signature)
         dispatcher.disable_compile()
@@ -208,6 +208,9 @@ rows = _view(L.T_ROWS, L.ROW)
 row_ids = _view(L.T_ROW_ID, np.int32)
 segments = _view(L.T_SEGMENT, L.SEGMENT)
 templates = _view(L.T_TEMPLATE, np.int64)
+codes = _view(L.T_CODE, np.uint8)  # of lengths that differ between the ranks of a template
+lengths = _view(L.T_LENGTH, np.int64)
+columns = _view(L.T_COLUMN, np.int32)
 groups = _view(L.T_GROUP, np.int64)
 members = _view(L.T_MEMBER, np.int32)
 spans = _view(L.T_SPAN, L.SPAN)

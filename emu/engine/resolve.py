@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -118,6 +118,11 @@ class Engine:
         self._program.extend(list(enumerate(logs)))
 
     @property
+    def messages(self) -> int:
+        """How many messages have been timed; may be read while another thread runs the engine."""
+        return int(self._state.count[L.MESSAGES])
+
+    @property
     def now_s(self) -> float:
         """How far the engine has come."""
         return float(self._state.real[L.NOW])
@@ -230,7 +235,7 @@ def _by_lane(spans: np.ndarray) -> np.ndarray:
 def resolve(
     trace: Trace, cluster: Any, profile: str = "ideal", detail: str = "spans", *, seed: int = 0,
     perturbation: float = 0.0, compute_jitter: float | None = None, network_jitter: float | None = None,
-    spread: int = 0, fold: bool = True,
+    spread: int = 0, fold: bool = True, watch: Callable[[Engine], None] | None = None,
 ) -> RawTimeline:
     """Return the times of a trace on a cluster. Raise DeadlockError for one that can't finish.
 
@@ -238,14 +243,15 @@ def resolve(
     `spread` times it so many times more, each message's bytes varied by a billionth, and tells in the result's
     `spread` how far apart the ends are: where dependent steps share oversubscribed links, a difference in the last
     bits can grow to percents, and one timeline is then one draw of many.
+    `watch` is called with the engine before it begins, for who shows how far it is.
     """
     noise = {"compute_jitter": compute_jitter, "network_jitter": network_jitter}
-    raw = _resolve_once(trace, cluster, profile, detail, fold, seed=seed, perturbation=perturbation, **noise)
+    raw = _resolve_once(trace, cluster, profile, detail, fold, watch, seed=seed, perturbation=perturbation, **noise)
     if not spread:
         return raw
     ends = [
         _resolve_once(
-            trace, cluster, profile, "totals", False, seed=seed, perturbation=SPREAD_PERTURBATION,
+            trace, cluster, profile, "totals", False, None, seed=seed, perturbation=SPREAD_PERTURBATION,
             perturbation_seed=1 + k, **noise,
         ).end_s
         for k in range(spread)
@@ -256,9 +262,12 @@ def resolve(
 
 
 def _resolve_once(
-    trace: Trace, cluster: Any, profile: str, detail: str, fold: bool, **noise: Any
+    trace: Trace, cluster: Any, profile: str, detail: str, fold: bool, watch: Callable[[Engine], None] | None,
+    **noise: Any,
 ) -> RawTimeline:
     engine = Engine(cluster, trace.world_size, profile=profile, detail=detail, any_source=False, **noise)
+    if watch is not None:
+        watch(engine)
     engine.declare(trace.labels, trace.templates, trace.groups)
     if fold:
         return fold_steps(engine, trace)

@@ -219,4 +219,5 @@ _EMPTY: dict[int, Any] = {
     L.T_PAIR_ROUTE: np.int32, L.T_FAULT: np.float64, L.T_PAUSE: np.float64, L.T_TCP: L.CONNECTION,
     L.T_PORT: L.PORT, L.T_LOST: L.LOST, L.T_SHUFFLE: np.int32, L.T_WINDOW_LOG: L.WINDOW, L.T_QUEUE_LOG: L.QUEUE,
     L.T_REQUEST: np.float64, L.T_REQUEST_PEER: np.int32,
+    L.T_CODE: np.uint8, L.T_LENGTH: np.int64, L.T_COLUMN: np.int32,
 }  # fmt: skip

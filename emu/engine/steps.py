@@ -16,12 +16,15 @@ from emu.engine.log import close_span, log_span, open_span
 from emu.engine.matching import find_channel, post_any, post_receive, post_send
 from emu.engine.memory import (
     channels,
+    codes,
+    columns,
     counts,
     gpus,
     groups,
     host_routes,
     inner,
     lanes,
+    lengths,
     members,
     messages,
     ranks,
@@ -175,6 +178,16 @@ def _peer(s, i):
     return r.a, r.c, np.int32(-1)
 
 
+@inner("iii")
+def _elements(s, i, number):
+    """Return how many elements the lane's own lengths have at `number` of the template that it is in."""
+    lane = lanes(s)[i]
+    t = L.TEMPLATE_WIDTH * rows(s)[lane.back_pc].a + 4
+    table = templates(s)
+    column = columns(s)[table[t + 3] + lane.me]
+    return lengths(s)[table[t + 2] + codes(s)[table[t] + number * table[t + 1] + column]]
+
+
 @inner("iii", inline=True)
 def _send(s, i, slot):
     lane, r = lanes(s)[i], rows(s)[lanes(s)[i].pc]
@@ -197,7 +210,10 @@ def _send(s, i, slot):
     lane.paid = 0
     requests(s)[slot] = inf
     lane.pc += 1
-    post_send(s, i, chan, r.n, lane.label, posted, reals(s)[L.NOW], int(r.x))
+    nbytes = r.n
+    if lane.in_call and r.c > 0:
+        nbytes *= _elements(s, i, r.c)
+    post_send(s, i, chan, nbytes, lane.label, posted, reals(s)[L.NOW], int(r.x))
     lane.req_no += 1
     lane.posts += 1
     return GO_ON
@@ -275,13 +291,14 @@ def _compute(s, i):
     if lane.time >= ranks(s)[lane.rank].death:
         lane.state = L.DEAD
         return STOP
+    elements = _elements(s, i, r.c) if lane.in_call and r.c > 0 else 1
     if r.op == L.ELAPSED:
-        lane.time += r.x
+        lane.time += r.n * elements / r.x if r.n > 0 else r.x
     elif not (r.flag & L.COLLECTIVE and counts(s)[L.FREE_SUMS]):
         rank, gpu = ranks(s)[lane.rank], gpus(s)
         base = rank.gpu * (L.GPU_FLOPS + L.GPU_DTYPES)
-        time = max(r.n / gpu[base + L.GPU_MEMORY],
-                   r.x / gpu[base + L.GPU_FLOPS + r.a] if r.x > 0.0 else 0.0) / rank.speed
+        time = max(r.n * elements / gpu[base + L.GPU_MEMORY],
+                   r.x * elements / gpu[base + L.GPU_FLOPS + r.a] if r.x > 0.0 else 0.0) / rank.speed
         launch = gpu[base + L.GPU_LAUNCH]
         if reals(s)[L.JITTER] > 0.0:
             time *= spread(s, lane.key, lane.noise, reals(s)[L.JITTER])

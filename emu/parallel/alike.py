@@ -8,6 +8,7 @@ so: there nothing depends on data.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,22 @@ from emu.gpu import DryArray
 from emu.trace import COLLECTIVE, ROW, Op
 
 
+@dataclass(frozen=True)
+class _Told:
+    """What the first rank of a kind did: its rows, its communicators' places, and what it called.
+
+    `calls` are its CALL rows; call i is of `called[which[i]]`: (label, terms, context, requests that it makes).
+    """
+
+    rows: np.ndarray
+    places: list[tuple[int, tuple[int, ...], int]]
+    calls: np.ndarray
+    called: list[tuple[str, Any, int, int]]
+    which: np.ndarray
+    events: int
+    result: Any
+
+
 def run_alike(comms: Sequence[Any], kind: Hashable, program: Callable[[], Any]) -> Any:
     """Run `program()` on the first rank of each kind; return its result on all ranks of that kind. Collective.
 
@@ -27,51 +44,61 @@ def run_alike(comms: Sequence[Any], kind: Hashable, program: Callable[[], Any]) 
     The program must not ask other ranks for values.
     """
     world, log = comms[0], comms[0].log
-    kinds = world.wire.exchange(kind)
-    leader = kinds.index(kind)
-    told = None
-    if world.rank == leader:
-        begin, events = len(log.data), log.events
-        checks = [comm.checks for comm in comms]
-        for comm in comms:
-            comm.checks = False  # the others do not call
-        result = program()
-        for comm, before in zip(comms, checks, strict=True):
-            comm.checks = before
-        told = bytes(log.data[begin:]), _places(comms), log.events - events, result
-    told = world.wire.exchange(told)[leader]
+    firsts = world.wire.exchange(kind, _firsts)
+    leader = firsts[kind]
+    told = world.wire.exchange(_lead(comms, program) if world.rank == leader else None)[leader]
     if world.rank != leader:
-        _take(log, comms, *told[:3])
-    return told[3]
+        _take(log, comms, told)
+    return told.result
 
 
-def _places(comms: Sequence[Any]) -> list[tuple[int, tuple[int, ...], int]]:
-    return [(comm.context, comm.group, comm.rank) for comm in comms]
+def _firsts(kinds: Sequence[Hashable]) -> dict[Hashable, int]:
+    """Return the first rank of each kind."""
+    return {kind: rank for rank, kind in reversed(list(enumerate(kinds)))}
 
 
-def _take(
-    log: Log, comms: Sequence[Any], data: bytes, places: list[tuple[int, tuple[int, ...], int]], events: int
-) -> None:  # fmt: skip
+def _lead(comms: Sequence[Any], program: Callable[[], Any]) -> _Told:
+    """Run the program on this rank; return what the others of its kind need to know."""
+    log = comms[0].log
+    begin, events = len(log.data), log.events
+    checks = [comm.checks for comm in comms]
+    for comm in comms:
+        comm.checks = False  # the others do not call
+    log.signatures = []
+    result = program()
+    signatures, log.signatures = log.signatures, None
+    for comm, before in zip(comms, checks, strict=True):
+        comm.checks = before
+    rows = np.frombuffer(bytes(log.data[begin:]), ROW)
+    calls = np.flatnonzero(rows["op"] == Op.CALL)
+    numbers: dict[tuple[str, Any, int, int], int] = {}
+    which = [
+        numbers.setdefault((*signature, context, log.tables.requests[template]), len(numbers))
+        for signature, template, context in zip(
+            signatures, rows["a"][calls].tolist(), rows["c"][calls].tolist(), strict=True
+        )
+    ]
+    places = [(comm.context, comm.group, comm.rank) for comm in comms]
+    return _Told(rows, places, calls, list(numbers), np.array(which, np.int64), log.events - events, result)
+
+
+def _take(log: Log, comms: Sequence[Any], told: _Told) -> None:
     """Append the leader's rows as mine."""
-    rows = np.frombuffer(data, ROW).copy()
-    by_context = {place[0]: i for i, place in enumerate(places)}
-    op = rows["op"]
-    calls = np.flatnonzero(op == Op.CALL)
-    told = rows["a"][calls].astype(np.int64) << 32 | rows["c"][calls].astype(np.uint32)
-    kinds, which = np.unique(told, return_inverse=True)
-    theirs = (kinds >> 32).tolist()
-    mine = np.zeros((len(kinds), 3), np.int32)
-    for i, (template, context) in enumerate(zip(theirs, kinds.astype(np.int32).tolist(), strict=True)):
-        comm, place = comms[by_context[context]], places[by_context[context]]
-        groups = log.tables.groups
-        number = groups.setdefault(comm.group, len(groups))
-        mine[i] = _template(log, comm, place[2], template), number, comm.context
-    posts = [[log.tables.requests[t] for t in each] for each in (theirs, mine[:, 0].tolist())]
-    posted = _renumber(rows, calls, *(np.array(each, np.int64)[which] for each in posts))
-    rows["a"][calls], rows["b"][calls], rows["c"][calls] = mine[which].T
+    rows, calls, which = told.rows.copy(), told.calls, told.which
+    by_context = {place[0]: comm for place, comm in zip(told.places, comms, strict=True)}
+    op, groups = rows["op"], log.tables.groups
+    mine = np.zeros((len(told.called), 4), np.int32)
+    for i, (label, terms, context, _) in enumerate(told.called):
+        comm = by_context[context]
+        template = _template(log, comm, label, terms)
+        group = groups.setdefault(comm.group, len(groups))
+        mine[i] = template, group, comm.context, log.tables.requests[template]
+    theirs = np.array([requests for *_, requests in told.called], np.int64)
+    posted = _renumber(rows, calls, theirs[which], mine[which, 3])
+    rows["a"][calls], rows["b"][calls], rows["c"][calls] = mine[which, :3].T
     messages = (op == Op.SEND) | (op == Op.RECV) | ((op == Op.BEGIN) & (rows["flag"] & COLLECTIVE != 0))
-    for comm, (context, group, _) in zip(comms, places, strict=True):
-        here = np.flatnonzero(messages & (rows["c"] == context))
+    for comm, (context, group, _) in zip(comms, told.places, strict=True):
+        here = np.flatnonzero(messages & (told.rows["c"] == context))
         if not len(here):
             continue
         rows["c"][here] = comm.context
@@ -80,7 +107,7 @@ def _take(
         rows["a"][plain] = peers
     log.data += rows.tobytes()
     log.posted = [n + more for n, more in zip(log.posted, posted, strict=True)]
-    log.events += events
+    log.events += told.events
 
 
 def _renumber(rows: np.ndarray, calls: np.ndarray, theirs: np.ndarray, mine: np.ndarray) -> list[int]:
@@ -102,22 +129,10 @@ def _renumber(rows: np.ndarray, calls: np.ndarray, theirs: np.ndarray, mine: np.
     return totals
 
 
-def _template(log: Log, comm: Any, leader: int, template: int) -> int:
-    """Return my template of the call that is the leader's `template`; record it where it is not known yet."""
-    known = log.tables.template_ids
-    label, _, _, terms = _signature(log, template, comm.size, leader)
-    found = known.get((label, comm.size, comm.rank, terms))
-    if found is None:
-        found = _record(log, comm, label, terms)
-    return found
-
-
-def _signature(log: Log, template: int, size: int, rank: int) -> Any:
-    """Return what a template was recorded for, by a rank of a communicator's size."""
-    for key, number in log.tables.template_ids.items():
-        if number == template and key[1] == size and key[2] == rank:
-            return key
-    raise ConfigError(f"dry run: template {template} of rank {rank} of {size} is unknown")
+def _template(log: Log, comm: Any, label: str, terms: tuple) -> int:
+    """Return my template of a call; record it where it is not known yet."""
+    found = log.tables.template_of(label, comm.size, comm.rank, terms)
+    return _record(log, comm, label, terms) if found is None else found
 
 
 def _record(log: Log, comm: Any, label: str, terms: tuple) -> int:

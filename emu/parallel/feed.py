@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,8 @@ class Feed:
     ) -> None:
         self.gpu, self.dataset, self.worker, self.workers = gpu, dataset, worker, workers
         self.batch, self.steps, self.seed = batch, steps, seed
-        self.everyone: list[int] = gpu.comm.wire.exchange(worker)
+        # of all ranks, worked out once for all that share this process
+        self.everyone, self.rows_of = gpu.comm.wire.exchange(worker, partial(_rows_of_all, batch, workers))
         self.first = -SCATTER_STEPS
         self.inputs: Any = None
         self.targets: Any = None
@@ -32,7 +34,7 @@ class Feed:
         self.fetch(step)
         if self.worker < 0:
             return None, None
-        mine = self._count(self.worker)
+        mine = self.rows_of[self.gpu.rank]
         start = (step - self.first) * mine
         return self.inputs[start : start + mine], self.targets[start : start + mine]
 
@@ -46,18 +48,11 @@ class Feed:
                 self.targets = self._scatter(self.dataset.targets, steps)
         return range(self.first, min(self.first + SCATTER_STEPS, self.steps))
 
-    def _count(self, worker: int) -> int:
-        if worker < 0:
-            return 0
-        part = data.share(self.batch, worker, self.workers)
-        return part.stop - part.start
-
     def _scatter(self, rows: np.ndarray, steps: range) -> Any:
         """Scatter the rows of all workers' parts, rank after rank; return mine."""
         comm = self.gpu.comm
         width = int(np.prod(rows.shape[1:]))
-        rows_of = {worker: self._count(worker) for worker in set(self.everyone)}
-        counts = [rows_of[worker] * len(steps) * width for worker in self.everyone]
+        counts = _times(self.rows_of, len(steps) * width)
         mine = comm.empty(counts[comm.rank], rows.dtype)
         packed = None
         if comm.rank == 0:
@@ -69,6 +64,17 @@ class Feed:
         batches = [data.batch_rows(len(rows), self.batch, step, self.seed) for step in steps]
         shares = [data.share(self.batch, w, self.workers) for w in self.everyone if w >= 0]
         return rows[np.concatenate([batch[share] for share in shares for batch in batches])]
+
+
+def _rows_of_all(batch: int, workers: int, everyone: list[int]) -> tuple[list[int], tuple[int, ...]]:
+    """Return each rank's worker, as told, and how many rows of a batch it gets."""
+    shares = [data.share(batch, worker, workers) for worker in range(workers)]
+    return everyone, tuple(shares[w].stop - shares[w].start if w >= 0 else 0 for w in everyone)
+
+
+@lru_cache(maxsize=8)
+def _times(counts: tuple[int, ...], by: int) -> tuple[int, ...]:
+    return tuple(count * by for count in counts)
 
 
 class DryFeed:

@@ -160,10 +160,11 @@ def _first_within(
 
 def _first_of(ways: Ways, numbers: np.ndarray, cuts: np.ndarray, key: Callable[[int], tuple]) -> np.ndarray:
     """Return the first way by `key` from each cut to the next."""
-    ordered = np.array(sorted(range(len(ways.known)), key=key))
+    named, which = np.unique(numbers, return_inverse=True)
+    ordered = np.array(sorted(range(len(named)), key=lambda k: key(int(named[k]))))
     place = np.empty(len(ordered), dtype=np.int64)
     place[ordered] = np.arange(len(ordered))
-    return ordered[np.minimum.reduceat(place[numbers], cuts)]
+    return named[ordered[np.minimum.reduceat(place[which], cuts)]]
 
 
 class _Parties:

@@ -8,12 +8,14 @@ from emu.timeline.views import span_ends
 from emu.trace import STEP, Op, Trace
 
 
-def bytes_by_row(trace: Trace, rank: int, of_template: np.ndarray) -> np.ndarray:
-    """Return the bytes that each row of a rank sends to others; a call's are `of_template`'s."""
+def bytes_by_row(trace: Trace, rank: int, of_template: list[np.ndarray]) -> np.ndarray:
+    """Return the bytes that each row of a rank sends to others; a call's are `of_template`'s, at its place."""
     rows = trace.ranks[rank]
     sent = np.where((rows["op"] == Op.SEND) & (rows["a"] != rank), rows["n"], 0)
     calls = rows["op"] == Op.CALL
-    sent[calls] = of_template[rows["a"][calls]]
+    kinds, which = np.unique(rows[["a", "b"]][calls], return_inverse=True)
+    each = [of_template[template][trace.place(group, rank)] for template, group in kinds.tolist()]
+    sent[calls] = np.array(each, np.int64)[which]
     return sent
 
 
@@ -34,9 +36,9 @@ def bytes_sent_per_step(trace: Trace) -> np.ndarray:
     return np.array(mean, dtype=np.int64)
 
 
-def _of_templates(trace: Trace) -> np.ndarray:
-    """Return the bytes that each template sends."""
-    return np.array([_sent(template.rows) for template in trace.templates], dtype=np.int64)
+def _of_templates(trace: Trace) -> list[np.ndarray]:
+    """Return the bytes that each template sends at each place of its group."""
+    return [template.sent_bytes() for template in trace.templates]
 
 
 def message_count(trace: Trace) -> int:
@@ -46,11 +48,6 @@ def message_count(trace: Trace) -> int:
         int(np.count_nonzero(rows["op"] == Op.SEND)) + int(of_template[rows["a"][rows["op"] == Op.CALL]].sum())
         for rows in trace.ranks
     )
-
-
-def _sent(rows: np.ndarray) -> int:
-    """Sum the bytes of a template's sends to others; its peers are relative."""
-    return int(rows["n"][(rows["op"] == Op.SEND) & (rows["a"] != 0)].sum())
 
 
 def _step_rows(rows: np.ndarray) -> list[tuple[int, int]]:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from emu.trace import Op, Trace
 
 
@@ -17,14 +19,16 @@ def sent_by_rank(trace: Trace) -> list[Sent]:
     """Count what each rank of a trace sent."""
     in_template = []
     for template in trace.templates:
-        sends = template.rows[template.rows["op"] == Op.SEND]
-        in_template.append((len(sends), int(sends["n"].sum())))
+        sends = np.count_nonzero(template.rows["op"] == Op.SEND)
+        in_template.append((int(sends), template.sent_bytes(to_itself=True)))
     counts = []
-    for rows in trace.ranks:
+    for rank, rows in enumerate(trace.ranks):
         sends = rows[rows["op"] == Op.SEND]
-        calls = [in_template[number] for number in rows["a"][rows["op"] == Op.CALL]]
-        messages = len(sends) + sum(count for count, _ in calls)
-        counts.append(Sent(messages, int(sends["n"].sum()) + sum(nbytes for _, nbytes in calls)))
+        messages, nbytes = len(sends), int(sends["n"].sum())
+        for template, group in rows[["a", "b"]][rows["op"] == Op.CALL].tolist():
+            messages += in_template[template][0]
+            nbytes += int(in_template[template][1][trace.place(group, rank)])
+        counts.append(Sent(messages, nbytes))
     return counts
 
 
