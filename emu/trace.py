@@ -212,10 +212,9 @@ def _to_bytes(trace: Trace) -> bytes:
             with archive.open(f"{name}.rows", "w", force_zip64=True) as entry:
                 for log in logs:
                     entry.write(np.ascontiguousarray(log).tobytes())
-        for i in index["lengths"]:
-            lengths = trace.templates[int(i)].lengths
-            for name in ("column", "codes", "values"):
-                archive.writestr(f"lengths.{i}.{name}", getattr(lengths, name).tobytes())
+        for i, template in enumerate(trace.templates):
+            for name in ("column", "codes", "values") if template.lengths is not None else ():
+                archive.writestr(f"lengths.{i}.{name}", getattr(template.lengths, name).tobytes())
     return target.getvalue()
 
 

@@ -44,7 +44,8 @@ def timed(trace: Trace, cluster: Cluster, profile: str) -> Timeline:
     from emu.timeline.volumes import message_count
 
     detail = "flows" if trace.world_size <= MOST_RANKS else "spans"
-    messages, engines = message_count(trace), []
+    messages = message_count(trace)
+    engines: list[Any] = []
     with _bar(f"timing {messages:,} messages", messages, lambda: engines[0].messages if engines else 0):
         timeline = replay(trace, cluster, profile=profile, detail=detail, watch=engines.append)
         timeline.step  # noqa: B018  computed here, under the bar

@@ -128,10 +128,10 @@ def _check(plan: Plan, options: Options, ranks: int | None, dry: bool) -> tuple[
 
 
 def _train_here(plan: Plan, options: Options, ranks: int | None, dry: bool) -> None:
+    from dataclasses import replace
+
     from emu.parallel.training import train as program
     from emu.program import run_here
-
-    from dataclasses import replace
 
     began = time.perf_counter()
     plan, cluster = _check(plan, options, ranks, dry)
@@ -283,7 +283,8 @@ def _compares(plan: Plan, options: Options, trace: Trace) -> bool:
     wanted = options.what_if
     if wanted is None:
         wanted = trace.world_size <= MOST_COMPARED
-    return wanted and plan.strategy in ("ddp", "ps") and plan.tp * plan.pp * plan.micro_batches == 1 and plan.hook == "none"
+    plain = plan.tp * plan.pp * plan.micro_batches == 1 and plan.hook == "none"
+    return wanted and plain and plan.strategy in ("ddp", "ps")
 
 
 def _links(plan: Plan, trace: Trace, cluster: Cluster, outcome: Outcome) -> list[dict[str, Any]]:

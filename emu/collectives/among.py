@@ -15,7 +15,7 @@ from emu.comm.at_once import Table
 
 @dataclass(frozen=True)
 class Line:
-    """Ranks that stand in a table in even steps or odd ones: number i is `ranks[starts[i] + offset]`."""
+    """Ranks that stand in a table, at places of their own: number i is `ranks[starts[i] + offset]`."""
 
     ranks: Table
     starts: Sequence[int]
@@ -33,7 +33,7 @@ class Among:
 
     def __init__(self, comm: Peers, members: Sequence[int] | Line, rank: int | None = None):
         self._comm = comm
-        self._members = members if isinstance(members, Line) else Table(members)
+        self._members: Any = members if rank is not None else Table(members)
         self.rank = self._members.index(comm.rank) if rank is None else rank
         self.size = len(members)
         self.reduce, self.copy, self.divide = comm.reduce, comm.copy, comm.divide

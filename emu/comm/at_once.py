@@ -54,7 +54,7 @@ class Ranks(np.ndarray):
             raise Parted(values)
         return values[0]
 
-    def __hash__(self) -> int:
+    def __hash__(self) -> int:  # type: ignore[override]
         return hash(self.__index__())
 
 
@@ -125,7 +125,8 @@ class Extent:
         self.size = one(size)
         self.dtype = np.dtype(dtype)
         self.itemsize = self.dtype.itemsize
-        self.nbytes: Any = Bytes(self.size, self.itemsize) if self.size.__class__ is Ranks else self.size * self.itemsize
+        differ = self.size.__class__ is Ranks
+        self.nbytes: Any = Bytes(self.size, self.itemsize) if differ else self.size * self.itemsize
 
     @property
     def shape(self) -> tuple[Any]:

@@ -68,7 +68,8 @@ def _family(comm: Comm, spec: Collective, args: tuple, kwargs: dict) -> np.ndarr
 def _record(comm: Comm, spec: Collective, args: tuple, kwargs: dict, places: np.ndarray) -> Template:
     """Run the function for the ranks at these places of the group."""
     log = _Log(comm.log.tables, comm.group, places)
-    on = _AtOnce(_Silent(Ranks.of(places), comm.size), log, comm.group, comm.context)
+    silent: Any = _Silent(Ranks.of(places), comm.size)
+    on = _AtOnce(silent, log, comm.group, comm.context)
     on.group = Table(comm.group)
     on.cluster, on.profile, on.decisions = comm.cluster, comm.profile, comm.decisions
     log.tables.label(spec.label)

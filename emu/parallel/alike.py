@@ -97,13 +97,13 @@ def _take(log: Log, comms: Sequence[Any], told: _Told) -> None:
     posted = _renumber(rows, calls, theirs[which], mine[which, 3])
     rows["a"][calls], rows["b"][calls], rows["c"][calls] = mine[which, :3].T
     messages = (op == Op.SEND) | (op == Op.RECV) | ((op == Op.BEGIN) & (rows["flag"] & COLLECTIVE != 0))
-    for comm, (context, group, _) in zip(comms, told.places, strict=True):
+    for comm, (context, members, _) in zip(comms, told.places, strict=True):
         here = np.flatnonzero(messages & (told.rows["c"] == context))
         if not len(here):
             continue
         rows["c"][here] = comm.context
         plain = here[op[here] != Op.BEGIN]
-        peers = np.array([comm.group[group.index(peer)] for peer in rows["a"][plain].tolist()], np.int32)
+        peers = np.array([comm.group[members.index(peer)] for peer in rows["a"][plain].tolist()], np.int32)
         rows["a"][plain] = peers
     log.data += rows.tobytes()
     log.posted = [n + more for n, more in zip(log.posted, posted, strict=True)]
