@@ -14,7 +14,7 @@ from emu.comm.at_once import Table
 
 
 @dataclass(frozen=True)
-class Line:
+class Line(Sequence[int]):
     """Ranks that stand in a table, at places of their own: number i is `ranks[starts[i] + offset]`."""
 
     ranks: Table
@@ -24,16 +24,16 @@ class Line:
     def __len__(self) -> int:
         return len(self.starts)
 
-    def __getitem__(self, i: int) -> int:
+    def __getitem__(self, i: int) -> int:  # type: ignore[override]
         return self.ranks[self.starts[i] + self.offset]
 
 
 class Among:
     """The ranks `members` of `comm`, numbered from 0 in that order; `comm.rank` must be one of them, number `rank`."""
 
-    def __init__(self, comm: Peers, members: Sequence[int] | Line, rank: int | None = None):
+    def __init__(self, comm: Peers, members: Sequence[int], rank: int | None = None):
         self._comm = comm
-        self._members: Any = members if rank is not None else Table(members)
+        self._members = members if rank is not None else Table(members)
         self.rank = self._members.index(comm.rank) if rank is None else rank
         self.size = len(members)
         self.reduce, self.copy, self.divide = comm.reduce, comm.copy, comm.divide
