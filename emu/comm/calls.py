@@ -224,7 +224,7 @@ def _run_recording(comm: Comm, spec: Collective, args: tuple, kwargs: dict, key:
 def _write(comm: Comm, number: int, key: Any, nbytes: int) -> None:
     """Write a call by its template."""
     log = comm.log
-    log.call(number, _group(comm), comm.context, nbytes)
+    log.call(number, group_number(comm), comm.context, nbytes)
     if log.signatures is not None:
         label, _, _, terms = key
         log.signatures.append((label, terms))
@@ -269,7 +269,7 @@ def called_rows(rows: np.ndarray, log: Log) -> tuple[np.ndarray, int]:
 
 def _flat(template: Template, call: Any, group: Sequence[int], rank: int, label: int) -> np.ndarray:
     """Return the rows of one call of a template by a rank of `group`."""
-    inner = template.rows.copy()
+    inner = template.rows_at(group.index(rank)).copy()
     messages = (inner["op"] == Op.SEND) | (inner["op"] == Op.RECV)
     inner["a"][messages] = np.asarray(group)[(inner["a"][messages] + group.index(rank)) % len(group)]
     inner["c"][messages] = call["c"]
@@ -282,9 +282,12 @@ def _flat(template: Template, call: Any, group: Sequence[int], rank: int, label:
     return whole
 
 
-def _group(comm: Comm) -> int:
-    groups = comm.log.tables.groups
-    return groups.setdefault(comm.group, len(groups))
+def group_number(comm: Comm) -> int:
+    """Return the number of a communicator's group in the tables, which is looked up once: groups may be large."""
+    if comm.group_number is None:
+        groups = comm.log.tables.groups
+        comm.group_number = groups.setdefault(comm.group, len(groups))
+    return comm.group_number
 
 
 def _known(comm: Comm, spec: Collective, args: tuple, kwargs: dict) -> Known:

@@ -70,6 +70,7 @@ class Comm:
         self.checks = True  # ranks check that they make the same collective calls
         self.templates = True  # collectives are recorded once and then by reference
         self.calls_begun = 0
+        self.group_number: int | None = None  # in the log's tables, once it is there
         self.known: dict[Any, Any] = {}  # what is known of calls that were made before
         self.cluster: Any = None  # where the program runs, for decisions that look at it
         self.profile = "ideal"  # whose library's choices "auto" makes

@@ -15,6 +15,7 @@ import numpy as np
 
 from emu.collectives import find
 from emu.collectives.table import TABLE
+from emu.comm.calls import group_number
 from emu.comm.recording import Log
 from emu.errors import ConfigError
 from emu.gpu import DryArray
@@ -86,13 +87,12 @@ def _take(log: Log, comms: Sequence[Any], told: _Told) -> None:
     """Append the leader's rows as mine."""
     rows, calls, which = told.rows.copy(), told.calls, told.which
     by_context = {place[0]: comm for place, comm in zip(told.places, comms, strict=True)}
-    op, groups = rows["op"], log.tables.groups
+    op = rows["op"]
     mine = np.zeros((len(told.called), 4), np.int32)
     for i, (label, terms, context, _) in enumerate(told.called):
         comm = by_context[context]
         template = _template(log, comm, label, terms)
-        group = groups.setdefault(comm.group, len(groups))
-        mine[i] = template, group, comm.context, log.tables.requests[template]
+        mine[i] = template, group_number(comm), comm.context, log.tables.requests[template]
     theirs = np.array([requests for *_, requests in told.called], np.int64)
     posted = _renumber(rows, calls, theirs[which], mine[which, 3])
     rows["a"][calls], rows["b"][calls], rows["c"][calls] = mine[which, :3].T
