@@ -110,16 +110,26 @@ def test_a_message_of_a_late_program_takes_its_time_all_the_same(found):
 
 
 @pytest.mark.parametrize(
-    ("case", "says"),
+    ("case", "mpi", "says"),
     [
-        ("disagree", ["ring_all_reduce", "rank 0", "rank 1"]),
-        ("deadlock", ["deadlock", "rank 0"]),
-        ("killed", ["rank 1", "died"]),
+        ("disagree", "openmpi", ["ring_all_reduce", "rank 0", "rank 1"]),
+        ("deadlock", "openmpi", ["deadlock", "rank 0"]),
+        ("killed", "openmpi", ["rank 1", "died"]),
+        ("killed", "mpich", ["rank 1", "died"]),
     ],
 )
-def test_a_run_that_cannot_go_on_says_why_and_ends(run_job, case, says):
+def test_a_run_that_cannot_go_on_says_why_and_ends(run_job, case, mpi, says):
     began = time.monotonic()
-    job = run_job(["python", PROGRAM, case, "10", LINK, "4000"], ranks=3, limit_s=60)
+    job = run_job(["python", PROGRAM, case, "10", LINK, "4000"], ranks=3, mpi=mpi, limit_s=60)
     assert job.returncode != 0
     assert all(word in job.output for word in says), job.output
     assert time.monotonic() - began < 60
+
+
+@pytest.mark.gpu
+def test_training_on_a_gpu_keeps_its_time(run_job, tmp_path):
+    line = ["emu", "train", "--clock", "wall", "--dilation", "500", "--steps", "2", "--output", str(tmp_path)]
+    job = run_job([*line, "--device", "cupy"], ranks=2, limit_s=200)
+    assert job.returncode == 0, job.output
+    assert "EARLY" not in job.output
+    assert "equal bit for bit" in job.output

@@ -26,6 +26,19 @@ def test_a_message_between_hosts_is_never_early(hosts, n):
     assert all(took_s >= 200 * found["asked_s"] - off_s for took_s in found["took_s"])
 
 
+@pytest.mark.parametrize(
+    ("mpi", "says"),
+    [
+        ("openmpi", "rank 1: every rank must reach its end, got one whose process has died"),
+        ("mpich", "BAD TERMINATION"),  # its launcher tells the process and its host, and ends the others itself
+    ],
+)
+def test_a_rank_that_dies_on_another_host_ends_all_and_is_named(hosts, mpi, says):
+    job = hosts(2).run(["python", PROGRAM, "killed", "10", LINK, "4000"], ranks=2, mpi=mpi, slots=1, limit_s=60)
+    assert job.returncode != 0
+    assert says in job.output, job.output
+
+
 def test_clocks_are_compared_by_the_shortest_round_trip():
     here, trips = [100.0], iter([(0.5, 0.1), (0.001, 0.001), (0.2, 0.4)] * 8)
 

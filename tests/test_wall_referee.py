@@ -170,6 +170,16 @@ def test_the_governor_finds_its_dilation_within_a_few_messages():
     assert 500 <= dilation <= 1000
 
 
+def test_the_governor_keeps_its_dilation_between_bursts_of_late_messages():
+    governor, dilation, seen = Governor(), 1.0, []
+    for _ in range(30):
+        for k in range(4 * WINDOW):  # three in a row are late, then a calm time
+            dilation = governor.take(1e-3, 5e-3 if k < 3 else 1e-6, dilation)
+        seen.append(dilation)
+    assert all(500 <= each <= 1000 for each in seen[-10:])
+    assert len(set(seen[-10:])) <= 2
+
+
 def test_the_governor_is_not_moved_by_messages_of_next_to_no_time():
     governor, dilation = Governor(), 1.0
     for _ in range(5 * WINDOW):

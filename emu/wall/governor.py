@@ -14,12 +14,17 @@ SLACK = 0.4  # the dilation comes down when this part of it would have been enou
 class Governor:
     """Judges messages by the hundred: one may be late, as `lateness` defines it.
 
-    The second late one of a hundred raises the dilation at once, so that short programs find theirs too.
+    The second late one of a hundred raises the dilation at once, so that short programs find theirs too. It comes
+    down after a calm hundred; each time that this proves wrong, it takes twice as many, so that a program whose late
+    messages come in bursts (a step's beginning) keeps one dilation.
     """
 
     def __init__(self) -> None:
         self._needed: list[float] = []
         self._low = 0.0  # a dilation that was too little; forgotten by halves
+        self._calm = 0  # hundreds in a row that needed much less
+        self._patience = 1  # so many of them lower the dilation
+        self._lowered = False  # by the latest change
         self._count = 0
         self._total_s = 0.0
 
@@ -43,11 +48,16 @@ class Governor:
         if len(most) == 2 and most[0] > dilation:
             self._needed.clear()
             self._low = max(self._low, dilation)
+            if self._lowered:
+                self._patience *= 2
+            self._calm, self._lowered = 0, False
             return min(MOST, max(1.3 * dilation, min(ABOVE * most[0], MOST_GROWTH * dilation)))
         if len(self._needed) < WINDOW:
             return dilation
         self._needed.clear()
-        if most[0] >= SLACK * dilation:
+        self._calm = self._calm + 1 if most[0] < SLACK * dilation else 0
+        if self._calm < self._patience:
             return dilation
+        self._calm, self._lowered = 0, True
         low, self._low = self._low, self._low / 2
         return min(dilation, max(1.0, ABOVE * most[0], low, dilation / 2))
