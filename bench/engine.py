@@ -60,6 +60,8 @@ class Machine:
     memory_efficiency: float = 1.0
     flops_efficiency: float = 1.0
     launch_overhead_s: float = 0.0
+    by_size: tuple = ()
+    memory_by_size: tuple = ()
 
     def route(self, src: int, dst: int) -> Path:
         return self.path(src, dst)

@@ -34,6 +34,7 @@ class Transport:
     send_overhead_s: float = 0.0
     receive_overhead_s: float = 0.0
     eager_bytes: int = 0
+    by_size: tuple = ()
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Gpu:
     flops_efficiency: float = 1.0
     memory_efficiency: float = 1.0
     launch_overhead_s: float = 0.0
+    memory_by_size: tuple = ()
     flops: float = 1e12
 
     def peak(self, dtype: str) -> float:

@@ -1,17 +1,21 @@
 """Calibration: the fit, logs of nccl-tests, the cluster file, and the command on two ranks."""
 
 import json
+import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 from emu.calibration.describe import Model, cluster_file, log_cluster_file
-from emu.calibration.fit import Fit, fit_link
+from emu.calibration.fit import Fit, fit_link, fit_sizes
 from emu.calibration.nccl_log import read_log
 from emu.cluster import load_cluster
 from emu.errors import ConfigError
 
 pytestmark = pytest.mark.alone
+pytest_plugins = ("hosts",)
 
 HEAD = """# nThread 1 nGpus 4 minBytes 1024 maxBytes 134217728 step: 2(factor)
 #  Rank  0 Group  0 Pid 1 on host device  0 [0x07] GPU
@@ -36,6 +40,14 @@ def test_a_fit_finds_latency_and_bandwidth_and_leaves_out_what_was_disturbed():
     assert found.latency_s == pytest.approx(3e-6, rel=0.02)
     assert found.bandwidth_bytes_per_s == pytest.approx(8e9, rel=0.02)
     assert found.median_error_pct < 1
+
+
+def test_sizes_whose_bytes_take_longer_are_told_as_they_were_measured():
+    sizes = 4.0 ** np.arange(13)
+    slower = np.where(sizes > 2e6, 2.0, 1.0)
+    found = fit_sizes(list(zip(sizes, 3e-6 + slower * sizes / 8e9, strict=True)))
+    assert found.bandwidth_bytes_per_s == pytest.approx(4e9, rel=0.02)
+    assert [found.time_s(n) for n in sizes] == pytest.approx(list(3e-6 + slower * sizes / 8e9), rel=0.02)
 
 
 @pytest.mark.parametrize("points", [[], [(1e6, 1.0)], [(1e3, 2.0), (1e6, 1.0)]])
@@ -69,14 +81,18 @@ def test_a_log_that_does_not_tell_enough_is_refused(tmp_path, text, says):
 
 
 def test_a_cluster_file_says_what_was_measured(tmp_path):
-    inside, between = Fit(1e-6, 10e9, 0.0, 0.0), Fit(20e-6, 1e9, 0.0, 0.0)
+    inside = Fit(1e-6, 10e9, 0.0, 0.0, ((1_000_000, 1.0), (4_000_000, 2.0)))
+    between, memory = Fit(20e-6, 1e9, 0.0, 0.0), Fit(1e-6, 12e9, 0.0, 0.0, ((3_000_000, 1.5),))
     path = tmp_path / "here.toml"
-    path.write_text(cluster_file(Model(2, 2, inside, between, 15e9, 12e9, 1e11), "a test"))
+    path.write_text(cluster_file(Model(2, 2, inside, between, 15e9, memory, 1e11), "a test"))
     made = load_cluster(str(path), {}, 4)
     assert made.size == 4
     near, far = made.closed_form(0, 1), made.closed_form(0, 2)
     assert (near.alpha_s, near.bandwidth_bytes_per_s) == (pytest.approx(1e-6), pytest.approx(10e9))
     assert far.bandwidth_bytes_per_s == pytest.approx(1e9)
+    assert near.time_s(4_000_000) == pytest.approx(1e-6 + 2 * 4_000_000 / 10e9)
+    assert far.time_s(4_000_000) == pytest.approx(20e-6 + 4_000_000 / 1e9)
+    assert (made.gpu(0).memory_by_size, made.gpu(0).launch_overhead_s) == (((3_000_000, 1.5),), 1e-6)
     assert any(made.links[i].bandwidth_bytes_per_s == pytest.approx(15e9) for i in made.route(0, 1).links)
 
 
@@ -88,3 +104,20 @@ def test_the_command_measures_two_ranks_and_writes_a_cluster(run_job, tmp_path):
     assert found["inside"]["bandwidth_bytes_per_s"] > 1e7
     assert len(found["all_reduce"]) == 4
     assert load_cluster(str(output), {}, 2).size == 2
+
+
+def test_between_hosts_a_collective_takes_what_its_calibrated_cluster_says(hosts, tmp_path):
+    made, output = hosts(2), tmp_path / "there.toml"
+    if shutil.which("tc") is None:
+        pytest.skip("shaping needs the program tc (package iproute2)")
+    for name in made.names:
+        shape = f"tc -n {name} qdisc add dev eth0 root tbf rate 1gbit burst 64kb latency 100ms"
+        subprocess.run(shape.split(), check=True)
+    job = made.run([sys.executable, "-m", "emu", "calibrate", str(output), "--json"], ranks=2, slots=1, limit_s=100)
+    assert job.returncode == 0, job.output
+    found = json.loads(job.stdout[job.stdout.index("{") :])
+    assert found["inside"] is None
+    print(job.stdout)
+    assert found["between"]["bandwidth_bytes_per_s"] == pytest.approx(1e9 / 8 * 1448 / 1514, rel=0.1)
+    assert [row["bytes"] for row in found["all_reduce"]] == [1 << 18, 1 << 20, 1 << 22, 1 << 24]
+    assert all(abs(row["error_pct"]) <= 15 for row in found["all_reduce"][1:]), found["all_reduce"]

@@ -1,4 +1,9 @@
-"""Measure the real links between a job's ranks, through the wire that emu itself uses."""
+"""Measure the real links between a job's ranks, and what their memory makes of sums, as collectives use them.
+
+Messages go between three buffers, each sent on after it has been received: caches then hold as much of it as of a
+collective's, and what is read was written by the core just before, as there. What is measured are plain exchanges;
+collectives are what the outcome is judged by.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +15,30 @@ from typing import Any
 
 import numpy as np
 
+from emu.comm.calls import collective
+from emu.comm.communicator import Comm
 from emu.errors import ConfigError
 
-SIZES = tuple(4**k for k in range(13)) + tuple(3 * 4**k for k in range(8, 12))  # 1 B to 16 MiB, denser from 192 KiB
+SIZES = (*(4**k for k in range(1, 7)), *(2**k for k in range(14, 25)))  # 4 B to 16 MiB, denser from 16 KiB
 LEAST_S = 0.02  # of one size: repeated that long ...
-MOST_REPEATS = 50  # ... or that often
+MOST_REPEATS = 60  # ... or that often
+RUN = 4  # calls that are timed together
 timer = time.perf_counter
+Points = tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True)
 class Pair:
-    """What was measured between two ranks: one-way time by size, alone and with both directions at once."""
+    """What was measured between two ranks: one-way time by size, alone and with both directions at once.
+
+    `sums` are times of adding what has just come, by the bytes of memory that this touches: the caches of two cores
+    have a part in it then, and it may take twice what it takes alone (not less: differences are noisy).
+    """
 
     ranks: tuple[int, int]
-    one_way: tuple[tuple[int, float], ...]
-    both_ways: tuple[tuple[int, float], ...]
+    one_way: Points
+    both_ways: Points
+    sums: Points
 
 
 @dataclass(frozen=True)
@@ -38,93 +52,116 @@ class Measured:
     inside: Pair | None
     between: Pair | None
     all_at_once_bytes_per_s: float
-    sum_bytes_per_s: float  # memory that a sum into place touches
     flops: float
 
 
-def measure(wire: Any, places: Sequence[Any]) -> Measured:
-    """Measure between the members of a wire; `places` tells each rank's host. Collective."""
-    if wire.size < 2:
+def measure(comm: Comm, places: Sequence[Any]) -> Measured:
+    """Measure between the members of a communicator; `places` tells each rank's host. Collective."""
+    if comm.size < 2:
         raise ConfigError("calibrate: at least 2 ranks are expected, got 1; mpirun -n 2 emu calibrate")
     hosts: dict[Any, list[int]] = {}
     for rank, place in enumerate(places):
         hosts.setdefault(place, []).append(rank)
     by_host = tuple(tuple(ranks) for ranks in hosts.values())
     first = by_host[0]
-    inside = _pair(wire, first[0], first[1]) if len(first) > 1 else None
-    between = _pair(wire, first[0], by_host[1][0]) if len(by_host) > 1 else None
-    together = _ring(wire, first) if len(first) > 1 else 0.0
-    speeds = wire.exchange((_sum_speed(), _flops()))
-    return Measured(by_host, inside, between, together, min(s for s, _ in speeds), min(f for _, f in speeds))
+    inside = _pair(comm, first[0], first[1], True) if len(first) > 1 else None
+    between = _pair(comm, first[0], by_host[1][0], False) if len(by_host) > 1 else None
+    together = _together(comm, first) if len(first) > 1 else 0.0
+    return Measured(by_host, inside, between, together, min(comm.wire.exchange(_flops())))
 
 
 def best(function: Callable[[], Any], repeats: int) -> float:
-    """Return the least time of several calls: what it takes when nothing else disturbs it."""
+    """Return the time of a call in the best of several runs of some: what it takes when nothing else disturbs it.
+
+    A single call may look short where another rank has done its part already; in a run of them that evens out.
+    """
     took = []
-    for _ in range(repeats):
+    for _ in range(max(2, repeats // RUN)):
         began = timer()
-        function()
-        took.append(timer() - began)
+        for _ in range(RUN):
+            function()
+        took.append((timer() - began) / RUN)
     return min(took)
 
 
-def _pair(wire: Any, a: int, b: int) -> Pair:
+@collective("calibration", "there_and_back", agree=(), planned=True)
+def _there_and_back(pair: Comm, x: Any, y: Any) -> None:
+    """Send y's size from one half of x to the other rank, which sends as much back."""
+    half = y.size
+    if pair.rank == 0:
+        pair.waitall([pair.isend(x[:half], 1)])
+        pair.waitall([pair.irecv(y, 1)])
+    else:
+        pair.waitall([pair.irecv(y, 0)])
+        pair.waitall([pair.isend(x[half:], 0)])
+
+
+@collective("calibration", "both_ways", agree=(), planned=True)
+def _both_ways(pair: Comm, x: Any, y: Any) -> None:
+    """Exchange y's size three times, each time what has come before: from y and the halves of x to the next of them."""
+    half, other = y.size, 1 - pair.rank
+    pair.sendrecv(x[:half], other, y, other)
+    pair.sendrecv(y, other, x[half:], other)
+    pair.sendrecv(x[half:], other, x[:half], other)
+
+
+@collective("calibration", "exchange_and_sum", agree=(), planned=True)
+def _exchange_and_sum(pair: Comm, x: Any, y: Any) -> None:
+    """Exchange y's size twice, and add what has come to the other half of x: two reads and a write of memory."""
+    half, other = y.size, 1 - pair.rank
+    pair.sendrecv(x[:half], other, y, other)
+    pair.reduce("sum", x[half:], y)
+    pair.sendrecv(x[half:], other, y, other)
+    pair.reduce("sum", x[:half], y)
+
+
+def _sum(x: Any, y: Any) -> None:
+    half = y.size
+    np.add(x[half:], y, out=x[half:])
+    np.add(x[:half], y, out=x[:half])
+
+
+@collective("calibration", "to_the_next", agree=(), planned=True)
+def _to_the_next(ring: Comm, x: Any, y: Any) -> None:
+    ring.sendrecv(x, (ring.rank + 1) % ring.size, y, (ring.rank - 1) % ring.size)
+
+
+def _pair(comm: Comm, a: int, b: int, one_host: bool) -> Pair:
     """Measure between two ranks while the others wait."""
-    one_way, both_ways = [], []
-    for size in SIZES:
-        x, y = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
-        one_way.append((size, _time(wire, a, b, partial(_ping, wire, a, b, x)) / 2))
-        both_ways.append((size, _time(wire, a, b, partial(_swap, wire, a, b, x, y))))
-    wire.exchange(None)
-    told = wire.exchange((one_way, both_ways))[a]
-    return Pair((a, b), tuple(told[0]), tuple(told[1]))
+    pair = comm.split(0 if comm.rank in (a, b) else None, key=0 if comm.rank == a else 1)
+    one_way, both_ways, sums = [], [], []
+    if pair is not None:
+        for size in SIZES:
+            x, y = np.ones(size // 2, np.float32), np.ones(size // 4, np.float32)
+            one_way.append((size, time_s(pair, partial(_there_and_back, pair, x, y)) / 2))
+            both_ways.append((size, time_s(pair, partial(_both_ways, pair, x, y)) / 3))
+            summed = time_s(pair, partial(_sum, x, y)) / 2
+            if one_host:  # between hosts a sum is too short beside an exchange to be seen there
+                summed = max(summed, time_s(pair, partial(_exchange_and_sum, pair, x, y)) / 2 - both_ways[-1][1])
+            sums.append((3 * size, summed))
+        pair.free()
+    told = comm.wire.exchange((tuple(one_way), tuple(both_ways), tuple(sums)))[a]
+    return Pair((a, b), *told)
 
 
-def _time(wire: Any, a: int, b: int, step: Callable[[], Any]) -> float:
-    if wire.rank not in (a, b):
-        return 0.0
+def time_s(comm: Comm, step: Callable[[], Any]) -> float:
+    """Return what a step of all ranks takes on this one, repeated as often as that is quick."""
     step()
-    repeats = np.zeros(1, np.int64)
-    if wire.rank == a:
-        repeats[0] = min(MOST_REPEATS, max(4, int(LEAST_S / max(best(step, 2), 1e-7))))
-        wire.wait((wire.isend(repeats, b, 1, 0),))
-    else:
-        step()
-        step()
-        wire.wait((wire.irecv(repeats, a, 1, 0),))
-    return best(step, int(repeats[0]))
+    began = timer()
+    step()
+    once = max(comm.wire.exchange(timer() - began))
+    return best(step, min(MOST_REPEATS, int(LEAST_S / max(once, 1e-7))))
 
 
-def _ping(wire: Any, a: int, b: int, x: np.ndarray) -> None:
-    if wire.rank == a:
-        wire.wait((wire.isend(x, b, 0, 1),))
-        wire.wait((wire.irecv(x, b, 0, 1),))
-    else:
-        wire.wait((wire.irecv(x, a, 0, 1),))
-        wire.wait((wire.isend(x, a, 0, 1),))
-
-
-def _swap(wire: Any, a: int, b: int, x: np.ndarray, y: np.ndarray) -> None:
-    other = b if wire.rank == a else a
-    wire.sendrecv(x, other, y, other, 0, 1)
-
-
-def _ring(wire: Any, ranks: Sequence[int]) -> float:
+def _together(comm: Comm, ranks: Sequence[int]) -> float:
     """Return what all these ranks send together."""
-    size = 1 << 20
-    took = 0.0
-    if wire.rank in ranks:
-        x, y, i = np.zeros(size, np.uint8), np.zeros(size, np.uint8), ranks.index(wire.rank)
-        to, source = ranks[(i + 1) % len(ranks)], ranks[i - 1]
-        took = best(lambda: wire.sendrecv(x, to, y, source, 0, 1), 24)
-    slowest = max(wire.exchange(took))
-    return len(ranks) * size / slowest
-
-
-def _sum_speed() -> float:
-    """Return how much memory a sum into place touches in a second: two reads and a write."""
-    x, y = np.zeros(1 << 20, np.float32), np.ones(1 << 20, np.float32)
-    return 3 * x.nbytes / best(lambda: np.add(x, y, out=x), 30)
+    ring = comm.split(0 if comm.rank in ranks else None)
+    size, took = 1 << 20, 0.0
+    if ring is not None:
+        x, y = np.ones(size, np.uint8), np.ones(size, np.uint8)
+        took = best(lambda: _to_the_next(ring, x, y), 24)
+        ring.free()
+    return len(ranks) * size / max(comm.wire.exchange(took))
 
 
 def _flops() -> float:

@@ -132,6 +132,17 @@ size = parse_bytes
 size_or_zero = partial(parse_bytes, zero=True)
 count_or_zero = partial(parse_count, least=0)
 
+def by_size(value: Any, where: str) -> tuple[tuple[int, float], ...]:
+    """Read [["64 KiB", 1.2], ["8 MiB", 2]]: from which size on a byte takes how many times as long."""
+    pairs = value if isinstance(value, list) else [value]
+    if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+        raise ConfigError(f'{where}: must be a list such as [["64 KiB", 1.2], ["8 MiB", 2]], got {value!r}')
+    knots = tuple((parse_bytes(size, where), _positive(times, where)) for size, times in pairs)
+    if any(b[0] <= a[0] or b[0] * b[1] < 0.999 * a[0] * a[1] for a, b in zip(knots, knots[1:], strict=False)):
+        raise ConfigError(f"{where}: sizes must grow, and what they take must not shrink, got {value!r}")
+    return knots
+
+
 WORDS: dict[str, Parser] = {"base": text, "note": text, "source": text, "aliases": texts, "title": text}
 
 _Keys = dict[str, "Parser | Table"]
@@ -141,6 +152,7 @@ _GPU: _Keys = {
     "int8": parse_flops, "memory": size, "memory_bandwidth": parse_bandwidth, "scaleup": text,
     "scaleup_links": parse_count, "pcie": text, "pcie_lanes": parse_count, "power": parse_power,
     "flops_efficiency": parse_fraction, "memory_efficiency": parse_fraction, "launch_overhead": latency,
+    "memory_by_size": by_size,
 }  # fmt: skip
 _CPU: _Keys = {
     "cores": parse_count, "lanes": parse_count, "pcie": text, "memory_bandwidth": parse_bandwidth,
@@ -160,6 +172,7 @@ _TRANSPORT: _Keys = {
     "rto_max": parse_time, "congestion": choice("reno", "cubic", "dctcp"), "dctcp_gain": parse_fraction,
     "pfc": flag, "nccl_algorithms": choices("ring", "tree", "nvls", "nvls_tree"),
     "nccl_protocols": choices("LL", "LL128", "Simple"), "nccl_buffer": size, "nccl_chunk": size,
+    "by_size": by_size,
 }  # fmt: skip
 _SWITCH: _Keys = {
     "medium": choice("pcie", "nvlink", "ethernet", "infiniband"), "ports": parse_count,

@@ -14,6 +14,7 @@ from emu.errors import ConfigError
 if TYPE_CHECKING:
     from emu.calibration.describe import Model
     from emu.cluster import Cluster
+    from emu.comm.communicator import Comm
 
 CHECKED = (1 << 18, 1 << 20, 1 << 22, 1 << 24)  # bytes of the all-reduces that the file is tried on
 
@@ -73,20 +74,24 @@ def _measure(output: str, as_json: bool) -> None:
     from emu.calibration.describe import cluster_file, fit
     from emu.calibration.measure import measure
     from emu.cluster import load_cluster
+    from emu.comm.communicator import Comm
     from emu.comm.mpi_world import MpiWorld
+    from emu.comm.recording import Log
     from emu.program import end_job
     from emu.wall.hosts import place
 
     world = MpiWorld()
     try:
-        measured = measure(world.wire, world.wire.exchange(place()))
+        comm = Comm(world.wire, Log(world.rank), range(world.size))
+        comm.checks = False
+        measured = measure(comm, world.wire.exchange(place()))
         model = fit(measured)
         if world.rank == 0:
             hosts = ", ".join(f"{len(host)} ranks" for host in measured.hosts)
             _write(output, cluster_file(model, f"measured between {world.size} ranks on hosts of {hosts}"))
         world.wire.exchange(None)
         cluster = load_cluster(output, {}, world.size) if world.rank == 0 else None
-        rows = [_try(world, cluster, size) for size in CHECKED]
+        rows = [_try(comm, cluster, size) for size in CHECKED]
         if world.rank == 0:
             _tell(output, model, rows, as_json)
     except BaseException as error:
@@ -94,26 +99,21 @@ def _measure(output: str, as_json: bool) -> None:
         raise
 
 
-def _try(world: Any, cluster: Cluster | None, nbytes: int) -> dict[str, Any]:
+def _try(comm: Comm, cluster: Cluster | None, nbytes: int) -> dict[str, Any]:
     """Return what a ring all-reduce really takes, and what the calibrated cluster makes of it."""
     import numpy as np
 
-    from emu.calibration.measure import best
+    from emu.calibration.measure import time_s
     from emu.collectives import find
-    from emu.comm.communicator import Comm
     from emu.comm.local import run_dry
-    from emu.comm.recording import Log
     from emu.engine import resolve
 
     ring = find("all_reduce", "ring")
-    comm = Comm(world.wire, Log(world.rank), range(world.size))
-    comm.checks = False
-    x = np.zeros(nbytes // 4, np.float32)
-    ring(comm, x)
-    took = max(world.wire.exchange(best(lambda: ring(comm, x), 12)))
+    x = np.ones(nbytes // 4, np.float32)  # as what was measured: memory that is not yet written to is faster read
+    took = max(comm.wire.exchange(time_s(comm, lambda: ring(comm, x))))
     if cluster is None:
         return {}
-    _, trace = run_dry(lambda dry: ring(dry, dry.empty(nbytes // 4, np.dtype(np.float32))), world.size)
+    _, trace = run_dry(lambda dry: ring(dry, dry.empty(nbytes // 4, np.dtype(np.float32))), comm.size)
     emulated = resolve(trace, cluster, profile="mpi").end_s
     return {
         "bytes": nbytes, "measured_s": took, "emulated_s": emulated, "error_pct": 100 * (emulated - took) / took,

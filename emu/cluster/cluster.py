@@ -136,7 +136,8 @@ class Cluster:
         """Return alpha and B of a lone message from src to dst, without overheads."""
         route = self.route(src, dst)
         rates = [self.links[i].bandwidth_bytes_per_s for i in route.links]
-        return ClosedForm(route.latency_s, min([*rates, route.cap_bytes_per_s]))
+        by_size = self.transport(route.transport).by_size if route.links else ()
+        return ClosedForm(route.latency_s, min([*rates, route.cap_bytes_per_s]), by_size)
 
     def _make_route(self, src: int, dst: int) -> Route:
         (m, a), (n, b) = self._places[src], self._places[dst]

@@ -1,7 +1,7 @@
 """The parts that a cluster is made of: directed links, routes over them, transports, GPUs. Plain frozen data."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -67,16 +67,38 @@ class Route:
     cap_bytes_per_s: float = math.inf
 
 
+def stretched(by_size: Sequence[tuple[float, float]], count: float) -> float:
+    """Return as how many bytes `count` count where a byte takes longer in some sizes than in others.
+
+    `by_size` gives sizes, and how many times as long each byte of them takes; what a size takes in all is linear
+    between two of them, and a byte beyond the last, or below the first, takes as long as there.
+
+    >>> [stretched([(1000, 1), (3000, 2)], count) for count in (500, 1000, 2000, 3000, 4000)]
+    [500.0, 1000.0, 3500.0, 6000.0, 8000.0]
+    """
+    if not by_size:
+        return float(count)
+    (size, times), before = by_size[0], (0.0, 0.0)
+    for size, times in by_size:
+        if count <= size:
+            break
+        before = (size, size * times)
+    else:
+        return float(count * times)
+    return before[1] + (count - before[0]) * (size * times - before[1]) / (size - before[0])
+
+
 @dataclass(frozen=True, slots=True)
 class ClosedForm:
     """What a lone message takes on a route: alpha_s + n / bandwidth_bytes_per_s."""
 
     alpha_s: float
     bandwidth_bytes_per_s: float
+    by_size: tuple[tuple[float, float], ...] = ()
 
     def time_s(self, count: float) -> float:
         """Return the time of a lone message of so many bytes."""
-        return self.alpha_s + count / self.bandwidth_bytes_per_s
+        return self.alpha_s + stretched(self.by_size, count) / self.bandwidth_bytes_per_s
 
     def __str__(self) -> str:
         return f"{format_time(self.alpha_s)} + n / ({format_bandwidth(self.bandwidth_bytes_per_s)})"
@@ -90,7 +112,8 @@ class Transport:
     from the MTU. CPU time (`cpu_s_per_packet`, `cpu_s_per_byte`) is charged where it is not zero: one flow then
     has `sockets` cores at most, and all flows of a host share its cores. `nccl_algorithms` and `nccl_protocols` are
     what the transport leaves of NCCL's choices; empty, all. `nccl_buffer_bytes` is a channel's, `nccl_chunk_bytes` the
-    least that a tree's data are cut into.
+    least that a tree's data are cut into. `by_size` tells how
+    a message's size makes its bytes take longer on the links, see `stretched`: out of caches, for example.
     """
 
     name: str
@@ -121,6 +144,7 @@ class Transport:
     nccl_protocols: tuple[str, ...] = ()
     nccl_buffer_bytes: int = 4 << 20
     nccl_chunk_bytes: int = 0
+    by_size: tuple[tuple[float, float], ...] = ()
 
     @property
     def payload_bytes(self) -> int:
@@ -159,7 +183,10 @@ class Transport:
 
 @dataclass(frozen=True)
 class GpuSpec:
-    """A GPU: dense peaks by dtype in FLOP/s, memory, and what kernels achieve of both."""
+    """A GPU: dense peaks by dtype in FLOP/s, memory, and what kernels achieve of both.
+
+    `memory_by_size` tells how the bytes that a kernel touches make each take longer, see `stretched`.
+    """
 
     name: str
     peak_flops: Mapping[str, float]
@@ -173,6 +200,7 @@ class GpuSpec:
     pcie: str = "pcie4"
     pcie_lanes: int = 16
     power_w: float | None = None
+    memory_by_size: tuple[tuple[float, float], ...] = ()
 
     def peak(self, dtype: str) -> float:
         """Return the dense peak for a dtype, in FLOP/s.

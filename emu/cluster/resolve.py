@@ -44,6 +44,7 @@ class Resolver:
             values.get("pcie", "pcie4"),
             values.get("pcie_lanes", 16),
             values.get("power"),
+            values.get("memory_by_size", ()),
         )
 
     def cpu(self, name: str, where: str) -> CpuSpec:
@@ -217,7 +218,7 @@ def _transport(entry: Entry, values: Mapping[str, Any]) -> Transport:
         "rto_min": "rto_min_s", "rto_initial": "rto_initial_s", "rto_max": "rto_max_s",
         "congestion": "congestion", "dctcp_gain": "dctcp_gain", "pfc": "pfc",
         "nccl_algorithms": "nccl_algorithms", "nccl_protocols": "nccl_protocols",
-        "nccl_buffer": "nccl_buffer_bytes", "nccl_chunk": "nccl_chunk_bytes",
+        "nccl_buffer": "nccl_buffer_bytes", "nccl_chunk": "nccl_chunk_bytes", "by_size": "by_size",
     }  # fmt: skip
     fields = {names[key]: value for key, value in values.items() if key in names}
     transport = Transport(entry.name, values["kind"], **fields)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import socket
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -68,11 +69,17 @@ def _function() -> Callable[..., int]:
 
 
 def processes() -> str:
-    """Name what processes must share to know each other by their pid; empty where memory can't be read at all."""
+    """Name what processes must share to read each other's memory; empty where it can't be read at all.
+
+    They must know each other by their pid, and be on one host as their user sees it: between hosts that are network
+    namespaces of one machine, messages take the network.
+    """
     try:
         _function()
         with open("/proc/sys/kernel/random/boot_id") as file:
-            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+            boot = file.read().strip()
+        spaces = (os.readlink(f"/proc/self/ns/{name}") for name in ("pid", "net"))
+        return " ".join((socket.gethostname(), boot, *spaces))
     except (OSError, AttributeError, TypeError):
         return ""
 

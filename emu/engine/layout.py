@@ -81,7 +81,7 @@ FAN = np.dtype([("volume", "f8"), ("since", "f8"), ("level", "f8"), ("limit", "f
 ROUTE = np.dtype([
     ("latency", "f8"), ("cap", "f8"), ("rate", "f8"), ("send_s", "f8"), ("receive_s", "f8"),
     ("eager", "i8"), ("first", "i4"), ("count", "i4"), ("neck", "i4"), ("connection", "i4"),
-    ("wire", "f8")], align=True)
+    ("wire", "f8"), ("knots", "i4"), ("knot_count", "i4")], align=True)
 
 # All messages of equal (context, stream or -1, source, destination, tag) meet in one channel, in order.
 CHANNEL = _lines(
@@ -128,8 +128,8 @@ TEMPLATE_WIDTH = 8
 SEGMENT = np.dtype([("first", "i8"), ("end", "i8"), ("next", "i8")])
 
 GPU_DTYPES = 32
-# A row of the GPU table: launch_s, memory bytes/s, then achieved FLOP/s by dtype code.
-GPU_LAUNCH, GPU_MEMORY, GPU_FLOPS = 0, 1, 2
+# A row of the GPU table: launch_s, memory bytes/s, its first knot and how many, then achieved FLOP/s by dtype code.
+GPU_LAUNCH, GPU_MEMORY, GPU_KNOTS, GPU_KNOT_COUNT, GPU_FLOPS = 0, 1, 2, 3, 4
 
 # Counters of the whole engine (int64) ...
 (READY_HEAD, READY_TAIL, FREE, EPOCH, SET_COUNT, DIRTY_COUNT, HEAP_COUNT, SPAN_COUNT, FLOW_COUNT,
@@ -151,7 +151,8 @@ REALS = 8
  T_ROWS, T_ROW_ID, T_SEGMENT, T_TEMPLATE, T_GROUP, T_MEMBER, T_SPAN, T_FLOW, T_GPU, T_RANK, T_EVENT_TIME,
  T_EVENT_WAITER, T_COUNT, T_REAL, T_NODE, T_ROUTE_LINKS, T_SET, T_FILL_HEAP, T_TOUCHED, T_DIRTY, T_REGROUP,
  T_PAIR_KEY, T_PAIR_ROUTE, T_HOST_ROUTE, T_NEW, T_REQUEST_PEER, T_FAULT, T_TCP, T_PORT, T_PAUSE, T_FAN,
- T_LOST, T_SHUFFLE, T_WINDOW_LOG, T_QUEUE_LOG, T_QUEUE_TIMES, T_CODE, T_LENGTH, T_COLUMN) = range(49)
+ T_LOST, T_SHUFFLE, T_WINDOW_LOG, T_QUEUE_LOG, T_QUEUE_TIMES, T_CODE, T_LENGTH, T_COLUMN,
+ T_KNOT) = range(50)
 TABLE = 56
 
 # What `run` returns.

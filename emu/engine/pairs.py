@@ -23,7 +23,7 @@ class Pairs:
         self._keys = np.zeros(0, np.int64)  # (way * world size + source) * world size + destination
         state.room(L.T_ROUTE, 1, np.zeros((), L.ROUTE))
         most = np.iinfo(np.int64).max
-        state[L.T_ROUTE][SELF_ROUTE] = (0, math.inf, math.inf, 0, 0, most, 0, 0, -1, -1, 1.0)
+        state[L.T_ROUTE][SELF_ROUTE] = (0, math.inf, math.inf, 0, 0, most, 0, 0, -1, -1, 1.0, 0, 0)
 
     def of_messages(self, ranks: np.ndarray, moves: np.ndarray) -> np.ndarray:
         """Return the keys of the pairs that sends and receives name, of the ranks that make them."""
@@ -99,6 +99,7 @@ class Pairs:
         entry["eager"] = transport.eager_bytes
         entry["first"], entry["count"], entry["neck"], entry["connection"] = first, hops, neck, -1
         entry["wire"] = 1.0
+        entry["knots"], entry["knot_count"] = state.knots(transport.by_size)
         self.routes.append(route)
         return number
 

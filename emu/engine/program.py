@@ -93,6 +93,7 @@ class Program:
         row = np.zeros(L.GPU_FLOPS + L.GPU_DTYPES)
         row[L.GPU_LAUNCH] = gpu.launch_overhead_s if self.profile.overheads else 0.0
         row[L.GPU_MEMORY] = gpu.memory_bytes_per_s * gpu.memory_efficiency
+        row[L.GPU_KNOTS], row[L.GPU_KNOT_COUNT] = self.state.knots(gpu.memory_by_size)
         for code, dtype in enumerate(DTYPES):
             row[L.GPU_FLOPS + code] = gpu.peak(dtype) * gpu.flops_efficiency
         return row

@@ -59,8 +59,10 @@ def take_in(state: State, cluster: Any, table: Any, first_number: int, overheads
     entry["neck"] = np.where(own, L.OWN_CAP, neck)
     entry["first"], entry["count"] = base + table.first[:-1], hops
     entry["connection"] = -1
-    entry["wire"] = 1.0
     transports = [cluster.transport(name) for name in table.transports]
+    entry["wire"] = 1.0
+    knots = np.array([state.knots(item.by_size) for item in transports])[table.transport]
+    entry["knots"], entry["knot_count"] = knots.T
     entry["eager"] = np.array([item.eager_bytes for item in transports])[table.transport]
     if overheads:
         entry["send_s"] = np.array([item.send_overhead_s for item in transports])[table.transport]

@@ -27,6 +27,7 @@ class State:
         self.table = np.zeros(L.TABLE, np.int64)
         self.address: int = self.table.ctypes.data  # what compiled code is given
         self.arrays: dict[int, np.ndarray] = {}
+        self._knots: dict[tuple, int] = {}
         self.count = self._put(L.T_COUNT, np.zeros(L.COUNTERS, np.int64))
         self.real = self._put(L.T_REAL, np.zeros(L.REALS, np.float64))
         self.real[[L.HORIZON, L.NEXT_FAULT]] = math.inf
@@ -181,6 +182,17 @@ class State:
         self.exact_room(L.T_QUEUE_LOG, size, int(self.count[L.QUEUE_LOG]))
         self.count[L.LOG_CAPACITY] = size
 
+    def knots(self, by_size: tuple[tuple[float, float], ...]) -> tuple[int, int]:
+        """Take in sizes and as what their bytes count (see `stretched`); return the first's number, and how many."""
+        if not by_size:
+            return 0, 0
+        first = self._knots.get(by_size)
+        if first is None:
+            first = self._knots[by_size] = sum(len(known) for known in self._knots)
+            flat = np.array([(size, size * times) for size, times in by_size], np.float64).reshape(-1)
+            self.room(L.T_KNOT, 2 * first + len(flat))[2 * first : 2 * first + len(flat)] = flat
+        return first, len(by_size)
+
     def more_requests(self, lane: int) -> None:
         """Double the places for unfinished requests of a lane."""
         e = self[L.T_LANE][lane]
@@ -219,5 +231,5 @@ _EMPTY: dict[int, Any] = {
     L.T_PAIR_ROUTE: np.int32, L.T_FAULT: np.float64, L.T_PAUSE: np.float64, L.T_TCP: L.CONNECTION,
     L.T_PORT: L.PORT, L.T_LOST: L.LOST, L.T_SHUFFLE: np.int32, L.T_WINDOW_LOG: L.WINDOW, L.T_QUEUE_LOG: L.QUEUE,
     L.T_REQUEST: np.float64, L.T_REQUEST_PEER: np.int32,
-    L.T_CODE: np.uint8, L.T_LENGTH: np.int64, L.T_COLUMN: np.int32,
+    L.T_CODE: np.uint8, L.T_LENGTH: np.int64, L.T_COLUMN: np.int32, L.T_KNOT: np.float64,
 }  # fmt: skip

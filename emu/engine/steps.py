@@ -37,7 +37,7 @@ from emu.engine.memory import (
 )
 from emu.engine.noise import spread
 from emu.engine.streams import GO_ON, STOP, order_streams
-from emu.engine.transfer import start_message, take_message
+from emu.engine.transfer import start_message, stretched, take_message
 
 
 @inner("ii")
@@ -254,8 +254,7 @@ def _copy(s, i):
     lane.start = lane.time if not lane.paid else lane.posted
     if r.a == 2:
         rank = ranks(s)[lane.rank]
-        memory = gpus(s)[rank.gpu * (L.GPU_FLOPS + L.GPU_DTYPES) + L.GPU_MEMORY]
-        lane.time += 2.0 * r.n / memory / rank.speed
+        lane.time += _memory_time(s, rank.gpu, 2.0 * r.n) / rank.speed
         if not lane.in_call:
             log_span(s, i, lane.start, lane.time, 0.0)
         lane.pc += 1
@@ -280,6 +279,16 @@ def _copy(s, i):
     return STOP
 
 
+@inner("iif", inline=True)
+def _memory_time(s, number, touched):
+    """Return what kernels that touch so many bytes of a GPU's memory take."""
+    gpu = gpus(s)
+    base = number * (L.GPU_FLOPS + L.GPU_DTYPES)
+    if gpu[base + L.GPU_KNOT_COUNT] > 0:
+        touched = stretched(s, int(gpu[base + L.GPU_KNOTS]), int(gpu[base + L.GPU_KNOT_COUNT]), touched)
+    return touched / gpu[base + L.GPU_MEMORY]
+
+
 @inner("ii")
 def _compute(s, i):
     """Take the roofline's time: the slower of arithmetic and memory, and the launch before it."""
@@ -297,7 +306,7 @@ def _compute(s, i):
     elif not (r.flag & L.COLLECTIVE and counts(s)[L.FREE_SUMS]):
         rank, gpu = ranks(s)[lane.rank], gpus(s)
         base = rank.gpu * (L.GPU_FLOPS + L.GPU_DTYPES)
-        time = max(r.n * elements / gpu[base + L.GPU_MEMORY],
+        time = max(_memory_time(s, rank.gpu, r.n * elements),
                    r.x * elements / gpu[base + L.GPU_FLOPS + r.a] if r.x > 0.0 else 0.0) / rank.speed
         launch = gpu[base + L.GPU_LAUNCH]
         if reals(s)[L.JITTER] > 0.0:

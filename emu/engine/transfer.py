@@ -10,6 +10,7 @@ from emu.engine.memory import (
     counts,
     flows,
     inner,
+    knots,
     lanes,
     messages,
     reals,
@@ -83,6 +84,19 @@ def complete(s, i, req, time, peer, tag):
         reals(s)[L.HORIZON] = min(reals(s)[L.HORIZON], max(lane.time, time))
 
 
+@inner("iiif")
+def stretched(s, first, count, size):
+    """Return as how many bytes `size` bytes count, by the knots of a route or memory (`cluster.parts.stretched`)."""
+    knot = knots(s)
+    at, before, taken = size, 0.0, 0.0
+    for k in range(first, first + count):
+        at = knot[2 * k]
+        if size <= at:
+            return taken + (size - before) * (knot[2 * k + 1] - taken) / (at - before)
+        before, taken = at, knot[2 * k + 1]
+    return size * (taken / before)
+
+
 @inner("iif")
 def start_message(s, m, now):
     """Send the bytes of message `m` on their way."""
@@ -91,6 +105,8 @@ def start_message(s, m, now):
     f.start = now
     f.status |= L.STARTED
     f.left = f.bytes * r.wire
+    if r.knot_count > 0:
+        f.left = stretched(s, r.knots, r.knot_count, f.bytes) * r.wire
     f.cap = r.cap
     if reals(s)[L.PERTURB] > 0.0:
         f.left *= 1.0 + reals(s)[L.PERTURB] * uniform(
