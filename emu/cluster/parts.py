@@ -112,8 +112,8 @@ class Transport:
     from the MTU. CPU time (`cpu_s_per_packet`, `cpu_s_per_byte`) is charged where it is not zero: one flow then
     has `sockets` cores at most, and all flows of a host share its cores. `nccl_algorithms` and `nccl_protocols` are
     what the transport leaves of NCCL's choices; empty, all. `nccl_buffer_bytes` is a channel's, `nccl_chunk_bytes` the
-    least that a tree's data are cut into. `by_size` tells how
-    a message's size makes its bytes take longer on the links, see `stretched`: out of caches, for example.
+    least that a tree's data are cut into. `by_size` tells how a message's size makes its bytes take longer on the
+    links, see `stretched`: out of caches, for example.
     """
 
     name: str
