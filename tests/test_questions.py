@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import emu
 from emu.errors import ConfigError, DeadlockError
 from emu.trace import ANY
 
@@ -233,3 +234,19 @@ def test_processes_are_told_what_coroutines_are_told_bit_for_bit(run_job, mpi):
     assert local.returncode == over_mpi.returncode == 0, local.output + over_mpi.output
     told = [json.loads(ended.stdout.strip().splitlines()[-1]) for ended in (local, over_mpi)]
     assert told[0] == told[1] and told[0][1] == {"order": "tcp-10g"}
+
+
+@pytest.mark.parametrize("profile", ["ideal", "nccl", "mpi", "gloo"])
+def test_a_trace_with_answers_ends_when_the_program_was_told(profile):
+    def main(gpu):
+        x = gpu.full(30_000, gpu.rank)
+        began_s = gpu.comm.now_s()
+        for _ in range(3):
+            emu.all_reduce(gpu.comm, x)
+        return began_s, gpu.comm.now_s()
+
+    run = emu.run(main, "tcp-10g", ranks=3, profile=profile)
+    ends_s = run.timeline.raw.rank_end_s
+    assert [began_s for began_s, _ in run.results] == [0.0] * 3
+    assert [end_s for _, end_s in run.results] == pytest.approx(list(ends_s), rel=1e-12)
+    assert min(ends_s) > 0

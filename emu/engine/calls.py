@@ -23,6 +23,7 @@ class Calls:
         self.state = state
         self.renumber = renumber  # requests within calls get no numbers of their own
         self.library = library
+        self.plain = False  # calls go as they were recorded, whatever the library makes of them
         self.templates: list[Template] = []
         self.groups: list[tuple[int, ...]] = []
         self.members: list[np.ndarray] = []
@@ -108,7 +109,7 @@ class Calls:
 
     def number(self, rows: np.ndarray) -> None:
         """Number the templates that CALL rows name as they stand here: as the library runs them. In place."""
-        if not self.library.tunes:
+        if self.plain or not self.library.tunes:
             rows["a"] = np.array(self._numbers)[rows["a"]]
             return
         calls, place = np.unique(rows[["a", "b", "n"]], return_inverse=True)

@@ -69,6 +69,8 @@ class Engine:
         self._program = Program(self._state, cluster, world_size, self._profile, renumber=not any_source)
         self._settled_s = -math.inf  # up to here nothing can change
         count[L.WILD] = any_source
+        if any_source:
+            self.call_plainly()
 
     def _set_links(self) -> None:
         link = self._state[L.T_LINK]
@@ -83,6 +85,13 @@ class Engine:
         self.template_labels.extend(t.name for t in templates)
         # Labels may come later: a template's label is counted from the far end, see `_labels`.
         self._program.declare(templates, groups, [-2 - first - k for k in range(len(templates))])
+
+    def call_plainly(self) -> None:
+        """Time calls as they were recorded: so they were while the program's questions were answered.
+
+        Some ranks' rows of a call were told before the call had ended, and are no call in the trace.
+        """
+        self._program.calls.plain = True
 
     def extend(self, rank: int, rows: np.ndarray) -> None:
         """Add rows to the end of a rank's log."""
@@ -269,6 +278,8 @@ def _resolve_once(
     if watch is not None:
         watch(engine)
     engine.declare(trace.labels, trace.templates, trace.groups)
+    if "order" in trace.header.get("marks", {}):
+        engine.call_plainly()
     if fold:
         return fold_steps(engine, trace)
     engine.extend_all(trace.ranks)
