@@ -1,9 +1,11 @@
 """How fast are the collectives on real bytes, beside the MPI library's own call in the same run?
 
-One job for each number of ranks, on arrays as emulated GPUs get them. All calls work in place and take turns, round
-by round, since a machine changes its state within minutes. A call's time is that of its slowest rank, from a barrier
-on; told is the median.
+One job for each number of ranks. All calls work in place on the same buffer and take turns, round by round, since a
+machine changes its state within minutes. A call's time is that of its slowest rank, from a barrier on; told is the
+median.
 
+  memory           whose the buffer is: "gpu" as emulated GPUs get their arrays, in memory that all ranks of the host
+                   see; "numpy" an array of numpy's own, as programs written for mpi4py bring it
   wall_s           emu's algorithm, recording and checks off
   recorded_wall_s  the same as programs run it: recorded, with the ranks' calls compared
   native_wall_s    MPI.Allreduce of the same buffers; its large temporaries are kept by the allocator, or most of
@@ -17,6 +19,7 @@ on; told is the median.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import statistics
@@ -31,7 +34,9 @@ from typing import Any
 import numpy as np
 
 from bench.runner import Option, Result, run
+from emu.errors import ConfigError
 
+MEMORIES = ("gpu", "numpy")
 RATIO_LIMITS = {4096: 3.0, 1_000_000: 1.0, 25_000_000: 1.0, 100_000_000: 1.0}
 GLOO_LIMITS = {25_000_000: 0.3}
 KEPT_MEMORY = (
@@ -40,7 +45,7 @@ KEPT_MEMORY = (
 )
 
 
-def measure_ranks(sizes: list[int], algorithms: list[str], rounds: int, gloo_file: str) -> None:
+def measure_ranks(sizes: list[int], algorithms: list[str], memories: list[str], rounds: int, gloo_file: str) -> None:
     """On each rank of a job: measure all sizes; rank 0 writes one JSON line."""
     from mpi4py import MPI
 
@@ -52,8 +57,8 @@ def measure_ranks(sizes: list[int], algorithms: list[str], rounds: int, gloo_fil
     comm = Comm(world.wire, Log(world.rank), range(world.size))
     gloo = _gloo(world.rank, world.size, gloo_file)
     rows = []
-    for nbytes in sizes:
-        x = comm.empty(nbytes // 4, "float32")  # as an emulated GPU gets its arrays
+    for nbytes, memory in itertools.product(sizes, memories):
+        x = comm.empty(nbytes // 4, "float32") if memory == "gpu" else np.empty(nbytes // 4, "float32")
         x[:] = 0.0
         calls: dict[str, Callable[[], Any]] = {"native": partial(MPI.COMM_WORLD.Allreduce, MPI.IN_PLACE, x)}
         calls["limit"] = _least_work(x, world.size)
@@ -63,7 +68,8 @@ def measure_ranks(sizes: list[int], algorithms: list[str], rounds: int, gloo_fil
         if gloo is not None:
             calls["gloo"] = partial(gloo, x)
         repeats = max(1, min(200, 2_000_000 // nbytes))
-        rows.append({"bytes": nbytes, "wall_s": _take_turns(calls, rounds, repeats, MPI.COMM_WORLD)})
+        wall_s = _take_turns(calls, rounds, repeats, MPI.COMM_WORLD)
+        rows.append({"bytes": nbytes, "memory": memory, "wall_s": wall_s})
     if world.rank == 0:
         sys.stdout.write(json.dumps(rows) + "\n")
 
@@ -131,13 +137,13 @@ def _gloo(rank: int, size: int, path: str) -> Callable[[np.ndarray], Any] | None
     return lambda x: distributed.all_reduce(torch.from_numpy(x))
 
 
-def job(p: int, sizes: list[int], algorithms: list[str], rounds: int) -> list[Result]:
-    """Start p ranks that measure; return a row for each size and algorithm."""
+def job(p: int, sizes: list[int], algorithms: list[str], memories: list[str], rounds: int) -> list[Result]:
+    """Start p ranks that measure; return a row for each size, memory and algorithm."""
     from emu.comm.mpi_start import find_mpi, mpirun_environment, mpirun_line
 
     mpi = find_mpi(program="bench.collectives")
     with tempfile.TemporaryDirectory() as folder:
-        terms = (sizes, algorithms, rounds, os.path.join(folder, "gloo"))
+        terms = (sizes, algorithms, memories, rounds, os.path.join(folder, "gloo"))
         code = f"from bench.collectives import measure_ranks; measure_ranks{terms!r}"
         environment = {**os.environ, "GLIBC_TUNABLES": KEPT_MEMORY, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         told = subprocess.run(
@@ -145,19 +151,21 @@ def job(p: int, sizes: list[int], algorithms: list[str], rounds: int) -> list[Re
             capture_output=True, text=True, timeout=900, env=mpirun_environment(mpi, environment), check=True,
         )  # fmt: skip
     return [
-        _row(p, algorithm, each["bytes"], each["wall_s"])
+        _row(p, algorithm, each)
         for each in json.loads(told.stdout.splitlines()[-1])
         for algorithm in algorithms
     ]
 
 
-def _row(p: int, algorithm: str, nbytes: int, wall_s: dict[str, float]) -> Result:
+def _row(p: int, algorithm: str, measured: Result) -> Result:
+    wall_s = measured["wall_s"]
     mine, gloo = wall_s[algorithm], wall_s.get("gloo")
     return {
         "collective": "all_reduce",
         "algorithm": algorithm,
         "p": p,
-        "bytes": nbytes,
+        "bytes": measured["bytes"],
+        "memory": measured["memory"],
         "wall_s": mine,
         "recorded_wall_s": wall_s[f"recorded {algorithm}"],
         "native_wall_s": wall_s["native"],
@@ -168,25 +176,33 @@ def _row(p: int, algorithm: str, nbytes: int, wall_s: dict[str, float]) -> Resul
     }
 
 
-def measure_collectives(ranks: str, sizes: str, algorithms: str, rounds: int) -> Result:
-    """Measure every number of ranks; check the best algorithm of each size against its bounds."""
+def measure_collectives(ranks: str, sizes: str, algorithms: str, memory: str, rounds: int) -> Result:
+    """Measure every number of ranks; check the best algorithm of each size and memory against its bounds."""
     counts, lengths = ([int(word) for word in words.split(",")] for words in (ranks, sizes))
-    rows = [row for p in counts for row in job(p, lengths, algorithms.split(","), rounds)]
-    checks = {}
-    for p in counts:
-        for nbytes in lengths:
-            best = min((r for r in rows if r["p"] == p and r["bytes"] == nbytes), key=lambda r: r["wall_s"])
-            if nbytes in RATIO_LIMITS:
-                most = RATIO_LIMITS[nbytes]
-                checks[f"p={p}, {nbytes} bytes: ratio at most {most} ({best['algorithm']}: {best['ratio']:.2f})"] = (
-                    best["ratio"] <= most
-                )
-            if nbytes in GLOO_LIMITS and best["gloo_ratio"] is not None:
-                most = GLOO_LIMITS[nbytes]
-                checks[f"p={p}, {nbytes} bytes: gloo ratio at most {most} ({best['gloo_ratio']:.2f})"] = (
-                    best["gloo_ratio"] <= most
-                )
+    memories = memory.split(",")
+    unknown = [each for each in memories if each not in MEMORIES]
+    if unknown:
+        raise ConfigError(f"bench.collectives memory: {' or '.join(MEMORIES)} is expected, got {unknown[0]!r}")
+    rows = [row for p in counts for row in job(p, lengths, algorithms.split(","), memories, rounds)]
+    checks: dict[str, bool] = {}
+    for case in itertools.product(counts, lengths, memories):
+        alike = [row for row in rows if (row["p"], row["bytes"], row["memory"]) == case]
+        checks |= _checks(min(alike, key=lambda row: row["wall_s"]))
     return {"rows": rows, "checks": checks}
+
+
+def _checks(best: Result) -> dict[str, bool]:
+    """Return what the best row of a size must hold, and whether it does."""
+    checks, nbytes = {}, best["bytes"]
+    case = f"p={best['p']}, {nbytes} bytes of {best['memory']} memory"
+    if nbytes in RATIO_LIMITS:
+        most = RATIO_LIMITS[nbytes]
+        told = f"{case}: ratio at most {most} ({best['algorithm']}: {best['ratio']:.2f})"
+        checks[told] = best["ratio"] <= most
+    if nbytes in GLOO_LIMITS and best["gloo_ratio"] is not None:
+        most = GLOO_LIMITS[nbytes]
+        checks[f"{case}: gloo ratio at most {most} ({best['gloo_ratio']:.2f})"] = best["gloo_ratio"] <= most
+    return checks
 
 
 if __name__ == "__main__":
@@ -196,5 +212,6 @@ if __name__ == "__main__":
         ranks=Option("2,4,8", "numbers of ranks"),
         sizes=Option("4096,1000000,25000000,100000000", "bytes of a buffer"),
         algorithms=Option("ring,rabenseifner,recursive_doubling,direct", "algorithms, the best of which counts"),
+        memory=Option("gpu", f"whose memory the buffers are, of {', '.join(MEMORIES)}"),
         rounds=Option(7, "rounds of all calls"),
     )

@@ -5,6 +5,7 @@ import pytest
 
 from emu.collectives import TABLE
 from emu.comm import run_local
+from emu.comm.board import NUMBER_BITS, Board, Boards
 from emu.comm.mailbox import SLOTS, Incoming, Outgoing
 from emu.comm.plan import Exchange, Local, Post, Wait, sends_waited_late, sketch, taken_late, waits_by_kind
 from emu.comm.shared import Arena
@@ -88,3 +89,51 @@ def test_an_arena_uses_again_what_no_view_refers_to():
     del view
     assert arena.empty(100_000, "float32").__array_interface__["data"][0] == places[0]
     assert not arena.holds(arena.empty(10, "int8").__array_interface__["data"][0])
+
+
+def members_of(boards, size):
+    memory = boards.memory()
+    return [Board(memory, rank, size) for rank in range(size)]
+
+
+def all_meet(members, hashes):
+    """Let members tell their calls in turn; return what each of them then finds."""
+    for member, each in zip(members, hashes, strict=True):
+        member.tell(each)
+    return [member.same() for member in members if member.complete()]
+
+
+@pytest.mark.parametrize("size", [2, 3, 64])
+def test_a_board_finds_calls_that_differ_and_goes_on(size):
+    members = members_of(Boards(Arena()), size)
+    for different in (0, 1, 0, 0, 1):
+        told = [1 << 62] * (size - 1) + [(1 << 62) + different]
+        assert all_meet(members, told) == [not different] * size
+
+
+def test_a_board_waits_for_who_is_a_call_behind_also_when_the_numbers_begin_again():
+    first, second = members_of(Boards(Arena()), 2)
+    for call in range((1 << NUMBER_BITS) + 5):
+        first.tell(7)
+        assert not first.complete() and not first.same(), call
+        second.tell(7)
+        assert second.complete() and second.same()
+
+
+@pytest.mark.parametrize("theirs", [3, 4])
+def test_who_meets_at_a_board_gives_way_until_all_are_there(theirs):
+    first, second = members_of(Boards(Arena()), 2)
+    assert first.meet(3, lambda looks: second.tell(theirs) if looks == 5 else None) == (theirs == 3)
+
+
+def test_a_boards_memory_is_used_again_when_all_have_left_it():
+    boards = Boards(Arena())
+    members = members_of(boards, 3)
+    all_meet(members, [1, 1, 1])
+    for member in members[:2]:
+        member.leave()
+    boards.give_back(members[0])
+    assert boards.memory() is not members[0].memory
+    members[2].leave()
+    again = boards.memory()
+    assert again is members[0].memory and not again[:1000].any()

@@ -19,7 +19,7 @@ import numpy as np
 
 from emu.comm.plan import Plan, sketch
 from emu.comm.recording import Log, relative
-from emu.comm.sites import call_site
+from emu.comm.sites import user_site
 from emu.comm.wire import Call
 from emu.errors import ConfigError
 from emu.trace import COLLECTIVE, ROW, Op, Template
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 ORDER_CHECKED = 64  # up to so many communicators at a time, their order of use is compared at every call
 CALLS_KEPT = 1024  # sorts of calls that a communicator knows
+_NO_ORDER: dict[int, Any] = {}  # of a rank that uses one communicator, or very many
 SAMPLE_EVERY = 1024  # every so many calls, a template is recorded again and compared
 
 
@@ -111,10 +112,11 @@ def run_call(comm: Comm, spec: Collective, args: tuple, kwargs: dict) -> Any:
     known = _known(comm, spec, args, kwargs)
     if comm.checks and comm.size > 1:
         turns = comm.turns
-        order = dict(turns) if 1 < len(turns) <= ORDER_CHECKED else {}
+        order = dict(turns) if 1 < len(turns) <= ORDER_CHECKED else _NO_ORDER
         agreed = (*known.agreed, ("about", log.about)) if log.about else known.agreed
-        call = Call(spec.label, agreed, call_site(), comm.calls_begun, order)
-        turns[comm.context] = (comm.calls_begun, comm.group, call)
+        call = Call(spec.label, agreed, user_site(), comm.calls_begun, order)
+        latest = call if order is _NO_ORDER else call._replace(order=_NO_ORDER)  # or calls would hold all before them
+        turns[comm.context] = (comm.calls_begun, comm.group, latest)
         comm.wire.agree(call)
     comm.calls_begun += 1
     if log.muted:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from emu.comm.mpi_agreements import Agreements, hash_of
+from emu.comm.mpi_agreements import Agreements, Hashes, hash_of
 from emu.comm.mpi_mail import Expected, Mail, Sent
 from emu.comm.mpi_replay import Bound, bind
 from emu.comm.plan import Plan
@@ -100,8 +100,7 @@ class MpiWire:
         self.max_message_bytes = MAX_MESSAGE_BYTES
         self.sent: dict[tuple[int, int], Site] = {}  # (to, tag) -> where the newest plain send stands
         self._status = MPI.Status()
-        self._call = np.empty(1, np.int64)
-        self._calls = np.empty(self.size, np.int64)
+        self._hashes = Hashes(plain, self.group, mail)
 
     def empty(self, shape: Any, dtype: Any) -> np.ndarray:
         """Return an uninitialised array in memory that messages leave fastest."""
@@ -316,15 +315,11 @@ class MpiWire:
         if self.watch.holds:
             self.later.add(call)
             return
-        mine, calls, watch = self._call, self._calls, self.watch
-        mine[0] = hash_of(call.what, call.terms)
+        watch = self.watch
         watch.begin((self, "agreement", call))
-        if watch.beside is not None:
-            self._wait_in_turns((self._comms[0].Iallgather(mine, calls),), watch.beside)
-        else:
-            self._comms[0].Allgather(mine, calls)
+        same = self._hashes.same(hash_of(call.what, call.terms), watch.beside)
         watch.waiting = None
-        if (calls != mine).any():
+        if not same:
             compare(dict(zip(self.group, self._comms[0].allgather(call), strict=True)))
 
     def sub(self, part: int | None, members: Sequence[int], context: int) -> MpiWire | None:
@@ -350,6 +345,7 @@ class MpiWire:
 
     def free(self) -> None:
         """Give the MPI communicators back."""
+        self._hashes.free()
         for comm in self._comms:
             comm.Free()
 

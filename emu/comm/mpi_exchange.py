@@ -61,15 +61,23 @@ def short_exchange(bound: Bound, step: Exchange, mail: Mail, summed: Local | Non
     return exchange
 
 
-def long_exchange(bound: Bound, step: Exchange, mail: Mail, summed: Local | None) -> Call:
-    """Exchange two messages of which one is long at least; `summed`: and make the sum that follows."""
+def long_exchange(
+    bound: Bound, step: Exchange, mail: Mail, summed: Local | None, staged: np.ndarray | None
+) -> Call:
+    """Exchange two messages of which one is long at least; `summed`: and make the sum that follows.
+
+    `staged` is memory that the other rank sees: what goes out is copied there and read from there. One copy and a sum
+    are faster than to read into a buffer and to add from it, which crosses into the kernel; and what was sent may be
+    written while the other rank reads.
+    """
     to, source, context, tag = bound.group[step.to], bound.group[step.source], bound.context, step.tag
     out, into = bound.array(step.out), bound.array(step.into)
     after = bound.local(summed) if summed is not None else None
     early, busy, new_number = mail.early[source], mail.busy, mail.new_number
     put, box, answers = mail.outgoing[to].put, mail.incoming[source], mail.incoming[to]
     reader = mail.readers[source]
-    whole, address = not mail.is_short(out.ctypes.data, out.nbytes), out.ctypes.data
+    whole = not mail.is_short_exchange(out.ctypes.data, out.nbytes)
+    address = (out if staged is None else staged).ctypes.data
     expected = (context, tag, into.nbytes)
     take = partial(bound.sum, summed, into) if summed is not None else _copier(into)
 
@@ -80,6 +88,8 @@ def long_exchange(bound: Bound, step: Exchange, mail: Mail, summed: Local | None
             after()
 
     def exchange() -> None:
+        if staged is not None:
+            np.copyto(staged, out)
         number = new_number()
         if busy or early or not whole or not put(context, tag, out.nbytes, address, number):
             slowly(mail.send(out, to, context, tag))

@@ -16,15 +16,17 @@ import numpy as np
 from mpi4py import MPI
 
 from emu.comm import mailbox
+from emu.comm.board import MOST_MEMBERS, Boards
 from emu.comm.mailbox import SLOTS, Incoming, Outgoing
 from emu.comm.memory import Reader, allow_reading, processes
 from emu.comm.shared import LEAST_BYTES, Arena, Window
 from emu.errors import EmuError, MismatchError
 
 TAKEN = -1  # in the place of an address: the message of this number has been read
-MOST_PROCESSES = 64  # of a host: each has a box from and to each other
+MOST_PROCESSES = MOST_MEMBERS  # of a host: each has a box from and to each other
 SPINS = 2000  # looks without giving the core away, where every process has one
-SUM_BYTES = 262144  # of a long message at a time: what is read stays in a core's cache until it is added
+SUM_BYTES = 524288  # of a long message read at a time: each call into the kernel costs 5 us, and half a cache holds it
+STAGED_BYTES = 4 << 20  # the longest message that is copied to where the other rank sees it, to be added from there
 PATIENCE = 200  # looks for what a rank waits for, until it reads what it would rather leave for later
 _PROGRESS_EVERY = 1024  # looks, one of which lets MPI get on with messages of the program
 
@@ -93,7 +95,7 @@ class Mail:
     ) -> None:  # fmt: skip
         self.comm = comm  # only to let MPI get on
         self.readers, self.incoming, self.outgoing = readers, incoming, outgoing
-        self.arena = arena
+        self.arena, self.boards = arena, Boards(arena)
         self.spins = SPINS if alone else 0
         self.block_bytes = slot_bytes  # of a short message at a time
         self.block = np.empty(SUM_BYTES, np.uint8)  # what is read of a long message to be added
@@ -110,6 +112,17 @@ class Mail:
         """Tell whether a message goes by mailbox, in blocks, and is not read where it is."""
         most = SLOTS * self.block_bytes
         return nbytes <= most and (nbytes < LEAST_BYTES or not self.arena.holds(address))
+
+    def is_short_exchange(self, address: int, nbytes: int) -> bool:
+        """Tell the same of a message that is exchanged for another: both ranks wait, so blocks in turn are slower."""
+        return self.is_short(address, nbytes) and (nbytes < LEAST_BYTES or nbytes <= self.block_bytes)
+
+    def stage(self, x: np.ndarray) -> np.ndarray | None:
+        """Return memory that the other ranks see for a message like x; None if they see x, or it is too long."""
+        if not LEAST_BYTES <= x.nbytes <= STAGED_BYTES or self.arena.holds(x.ctypes.data):
+            return None
+        staged = self.arena.empty(x.shape, x.dtype)
+        return staged if self.arena.holds(staged.ctypes.data) else None
 
     def send(self, x: Any, peer: int, context: int, tag: int, rendezvous: bool = False) -> Sent:
         """Start to send x to world rank `peer`."""

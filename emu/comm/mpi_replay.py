@@ -88,11 +88,9 @@ class Bound:
                 local = self.local(step)
                 bound.append(partial(self._take, sums[place], step, local) if place in sums else local)
             elif isinstance(step, Exchange) and self.mail is not None:
-                short = self.mail.is_short(self._address(step.out), max(step.out.nbytes, step.into.nbytes))
-                summed = self._summed(place, step, short)
+                call, summed = self._exchange(place, step, self.mail)
                 done = place + 1 if summed is not None else done
-                exchange = short_exchange if short else long_exchange
-                bound.append(exchange(self, step, self.mail, summed))
+                bound.append(call)
             elif isinstance(step, Exchange):
                 out, into = self._spec(step.out), self._spec(step.into)
                 bound.append(partial(self.comm.Sendrecv, out, step.to, step.tag, into, step.source, step.tag))
@@ -102,13 +100,19 @@ class Bound:
                 bound.append(self._wait(step))
         return bound
 
-    def _summed(self, place: int, step: Exchange, short: bool) -> Local | None:
-        """Return the sum that follows an exchange, if it can be made from what the other rank sends."""
-        if reducer(self.plan, place, step.into) != place + 1 or (self.overlap and not short):
-            return None
-        summed = self.plan.steps[place + 1]
-        assert isinstance(summed, Local)
-        return summed if short or not summed.into.meets(step.out) else None
+    def _exchange(self, place: int, step: Exchange, mail: Mail) -> tuple[Call, Local | None]:
+        """Return an exchange by mail, and the sum after it if it makes that too, of what the other rank sends."""
+        follows = reducer(self.plan, place, step.into) == place + 1
+        summed = self.plan.steps[place + 1] if follows else None
+        assert summed is None or isinstance(summed, Local)
+        if mail.is_short_exchange(self._address(step.out), max(step.out.nbytes, step.into.nbytes)):
+            return short_exchange(self, step, mail, summed), summed
+        if self.overlap:
+            summed = None
+        staged = mail.stage(self.array(step.out)) if summed is not None else None
+        if summed is not None and staged is None and summed.into.meets(step.out):  # the other rank may still read it
+            summed = None
+        return long_exchange(self, step, mail, summed, staged), summed
 
     def _address(self, part: Part) -> int:
         return self.starts[part.base] + part.start if part.size else 0

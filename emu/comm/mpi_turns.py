@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import greenlet
-import numpy as np
 from mpi4py import MPI
 
 from emu.comm.mpi import MAX_MESSAGE_BYTES, MpiWire
-from emu.comm.mpi_agreements import Agreements
+from emu.comm.mpi_agreements import Agreements, Hashes
 from emu.comm.watch import Watch
 from emu.comm.wire import Call
 
@@ -77,8 +76,7 @@ class MpiBeside(MpiWire):
         self._status = MPI.Status()
         self.mail = None
         self.sent = {}
-        self._call = np.empty(1, np.int64)
-        self._calls = np.empty(self.size, np.int64)
+        self._hashes = Hashes(comm, self.group, None)
 
     @property
     def replays(self) -> bool:

@@ -40,8 +40,3 @@ def frame_told(frame: FrameType | None) -> str:
     """Return file:line of the program's own line in a suspended call."""
     frame = outer(frame)
     return "an unknown place" if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
-
-
-def call_site() -> str:
-    """Return file:line of the nearest caller outside emu's own communication code."""
-    return told(user_site())

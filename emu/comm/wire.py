@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from emu.comm.sites import Site
+from emu.comm.sites import Site, told
 from emu.errors import MismatchError
 from emu.trace import DTYPES
 
@@ -128,16 +128,23 @@ class FullWire(Wire, Protocol):
         """Return a wire of the same members whose messages meet no others: for calls that run beside the program."""
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):  # one is made at every call: a frozen dataclass takes three times as long
     """A collective call as its ranks must agree on it, and where it stands in the source."""
 
     what: str  # ring_all_reduce
     terms: Hashable  # what must be equal: op, root, counts, dtypes
-    site: str  # file:line
+    place: Site | str  # file:line, or what that is told from
     ordinal: int  # how many collectives this communicator has begun before
     # the calls begun on every communicator of the rank: context -> (how many, its group, the latest)
-    order: Mapping[int, tuple[int, tuple[int, ...], Any]] = field(default_factory=dict, compare=False, repr=False)
+    order: Mapping[int, tuple[int, tuple[int, ...], Any]] = MappingProxyType({})
+
+    @property
+    def site(self) -> str:
+        """Where it stands: file:line."""
+        return self.place if isinstance(self.place, str) else told(self.place)
+
+    def __reduce__(self) -> Any:
+        return Call, (self.what, self.terms, self.site, self.ordinal)
 
     def __str__(self) -> str:
         terms = ", ".join(f"{name}={value}" for name, value in self.terms)  # type: ignore[attr-defined]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import pickle
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from emu.comm.wire import Call, Wire
@@ -256,7 +255,7 @@ class WallWire:
         seat = self.seat
         seat.settle()
         key = (self.context, seat.stream, self._calls)
-        seat.say(F.ENTER, seat.stamp(), payload=pickle.dumps((key, self.size, replace(call, order={}))))
+        seat.say(F.ENTER, seat.stamp(), payload=pickle.dumps((key, self.size, call)))
 
     def enter(self) -> None:
         """Tell when the program has come to a collective that is not compared."""
