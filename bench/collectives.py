@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 
 from bench.runner import Option, Result, run
-from emu.errors import ConfigError
+from emu.errors import ConfigError, EmuError
 
 MEMORIES = ("gpu", "numpy")
 RATIO_LIMITS = {4096: 3.0, 1_000_000: 1.0, 25_000_000: 1.0, 100_000_000: 1.0}
@@ -148,8 +148,11 @@ def job(p: int, sizes: list[int], algorithms: list[str], memories: list[str], ro
         environment = {**os.environ, "GLIBC_TUNABLES": KEPT_MEMORY, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         told = subprocess.run(
             mpirun_line(mpi, p, [sys.executable, "-c", code]),
-            capture_output=True, text=True, timeout=900, env=mpirun_environment(mpi, environment), check=True,
+            capture_output=True, text=True, timeout=900, env=mpirun_environment(mpi, environment),
         )  # fmt: skip
+    if told.returncode:
+        raise EmuError(f"bench.collectives: {p} ranks must end well, got exit status {told.returncode}; they told:\n"
+                       f"{told.stderr[-4000:]}")  # fmt: skip
     return [
         _row(p, algorithm, each)
         for each in json.loads(told.stdout.splitlines()[-1])

@@ -114,12 +114,16 @@ class Mail:
         return nbytes <= most and (nbytes < LEAST_BYTES or not self.arena.holds(address))
 
     def is_short_exchange(self, address: int, nbytes: int) -> bool:
-        """Tell the same of a message that is exchanged for another: both ranks wait, so blocks in turn are slower."""
-        return self.is_short(address, nbytes) and (nbytes < LEAST_BYTES or nbytes <= self.block_bytes)
+        """Tell the same of a message that is exchanged for another.
+
+        Several blocks are slower than one reading, but not where ranks share a core: blocks wait for nobody.
+        """
+        one = nbytes < LEAST_BYTES or nbytes <= self.block_bytes
+        return self.is_short(address, nbytes) and (one or not self.spins)
 
     def stage(self, x: np.ndarray) -> np.ndarray | None:
-        """Return memory that the other ranks see for a message like x; None if they see x, or it is too long."""
-        if not LEAST_BYTES <= x.nbytes <= STAGED_BYTES or self.arena.holds(x.ctypes.data):
+        """Return memory that the other ranks see for a message like x; None if they see x, or it does not pay."""
+        if not self.spins or not LEAST_BYTES <= x.nbytes <= STAGED_BYTES or self.arena.holds(x.ctypes.data):
             return None
         staged = self.arena.empty(x.shape, x.dtype)
         return staged if self.arena.holds(staged.ctypes.data) else None
