@@ -72,7 +72,7 @@ def _from_log(output: str, path: str, collective: str | None, gpus: int | None, 
 def _measure(output: str, as_json: bool) -> None:
     """Measure as one rank of a job; rank 0 writes and tells."""
     from emu.calibration.describe import cluster_file, fit
-    from emu.calibration.measure import measure
+    from emu.calibration.measure import least, measure
     from emu.cluster import load_cluster
     from emu.comm.communicator import Comm
     from emu.comm.mpi_world import MpiWorld
@@ -91,7 +91,10 @@ def _measure(output: str, as_json: bool) -> None:
             _write(output, cluster_file(model, f"measured between {world.size} ranks on hosts of {hosts}"))
         world.wire.exchange(None)
         cluster = load_cluster(output, {}, world.size) if world.rank == 0 else None
-        rows = [_try(comm, cluster, size) for size in CHECKED]
+        took_s = least(comm.wire, lambda: [_ring_s(comm, size) for size in CHECKED])
+        rows = [] if cluster is None else [
+            _beside(cluster, comm.size, *each) for each in zip(CHECKED, took_s.tolist(), strict=True)
+        ]  # fmt: skip
         if world.rank == 0:
             _tell(output, model, rows, as_json)
     except BaseException as error:
@@ -99,25 +102,31 @@ def _measure(output: str, as_json: bool) -> None:
         raise
 
 
-def _try(comm: Comm, cluster: Cluster | None, nbytes: int) -> dict[str, Any]:
-    """Return what a ring all-reduce really takes, and what the calibrated cluster makes of it."""
+def _ring_s(comm: Comm, nbytes: int) -> float:
+    """Return what a ring all-reduce really takes."""
     import numpy as np
 
     from emu.calibration.measure import time_s
+    from emu.collectives import find
+
+    ring = find("all_reduce", "ring")
+    x = np.ones(nbytes // 4, np.float32)  # as what was measured: memory that is not yet written to is faster read
+    return max(comm.wire.exchange(time_s(comm, lambda: ring(comm, x))))
+
+
+def _beside(cluster: Cluster, ranks: int, nbytes: int, took_s: float) -> dict[str, Any]:
+    """Return what a ring all-reduce took, and what the calibrated cluster makes of it."""
+    import numpy as np
+
     from emu.collectives import find
     from emu.comm.local import run_dry
     from emu.engine import resolve
 
     ring = find("all_reduce", "ring")
-    x = np.ones(nbytes // 4, np.float32)  # as what was measured: memory that is not yet written to is faster read
-    took = max(comm.wire.exchange(time_s(comm, lambda: ring(comm, x))))
-    if cluster is None:
-        return {}
-    _, trace = run_dry(lambda dry: ring(dry, dry.empty(nbytes // 4, np.dtype(np.float32))), comm.size)
-    emulated = resolve(trace, cluster, profile="mpi").end_s
-    return {
-        "bytes": nbytes, "measured_s": took, "emulated_s": emulated, "error_pct": 100 * (emulated - took) / took,
-    }  # fmt: skip
+    _, trace = run_dry(lambda dry: ring(dry, dry.empty(nbytes // 4, np.dtype(np.float32))), ranks)
+    emulated_s = resolve(trace, cluster, profile="mpi").end_s
+    error_pct = 100 * (emulated_s - took_s) / took_s
+    return {"bytes": nbytes, "measured_s": took_s, "emulated_s": emulated_s, "error_pct": error_pct}
 
 
 def _tell(output: str, model: Model, rows: list[dict[str, Any]], as_json: bool) -> None:

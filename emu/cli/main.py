@@ -93,6 +93,8 @@ def _fail(text: str, status: int) -> None:
         time.sleep(_LAUNCHER_S)
     else:
         print(text, file=sys.stderr, flush=True)
+        if rank is not None:
+            time.sleep(_PASSED_ON_S)
     if mpi is not None and live:
         mpi.COMM_WORLD.Abort(status)
     sys.exit(status)
@@ -129,6 +131,8 @@ def _share_cores() -> None:
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, str(threads))
 
+
+_PASSED_ON_S = 0.2  # what a launcher needs to pass on what a rank has told: its end may overtake that
 
 # how long a launcher may take to end the other ranks of a job in which one has failed
 _LAUNCHER_S = 15.0
