@@ -20,12 +20,12 @@ from emu.comm.communicator import Comm
 from emu.errors import ConfigError
 
 SIZES = (*(4**k for k in range(1, 7)), *(2**k for k in range(14, 25)))  # 4 B to 16 MiB, denser from 16 KiB
-LEAST_S = 0.02  # of one size: repeated that long ...
+LEAST_S = 0.03  # of one size: repeated that long ...
 MOST_REPEATS = 60  # ... or that often
 RUN = 4  # calls that are timed together
 MOST_PASSES = 5  # over all sizes ...
 LEAST_SUM = 0.05  # of what a sum takes alone; a difference of two times may be less than nothing
-PASSES_S = 4.0  # ... as long as no more time has gone by
+PASSES_S = 2.0  # ... as long as no more time has gone by
 timer = time.perf_counter
 Points = tuple[tuple[int, float], ...]
 
@@ -76,14 +76,16 @@ def measure(comm: Comm, places: Sequence[Any]) -> Measured:
 def best(function: Callable[[], Any], repeats: int) -> float:
     """Return the time of a call in the best of several runs of some: what it takes when nothing else disturbs it.
 
-    A single call may look short where another rank has done its part already; in a run of them that evens out.
+    A single call may look short where another rank has done its part already; in a run of them that evens out. Few
+    repeats are of calls so long that it does not matter.
     """
+    run = RUN if repeats >= 2 * RUN else 1
     took = []
-    for _ in range(max(2, repeats // RUN)):
+    for _ in range(max(2, repeats // run)):
         began = timer()
-        for _ in range(RUN):
+        for _ in range(run):
             function()
-        took.append((timer() - began) / RUN)
+        took.append((timer() - began) / run)
     return min(took)
 
 
